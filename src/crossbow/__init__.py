@@ -1,0 +1,45 @@
+"""Crossbow: train on every device at the batch size that learns best."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from crossbow.config import Config as Config
+    from crossbow.errors import CrossbowError as CrossbowError
+    from crossbow.errors import InputError as InputError
+    from crossbow.evaluation import evaluate as evaluate
+    from crossbow.task import ACCURACY as ACCURACY
+    from crossbow.task import Metric as Metric
+    from crossbow.task import Task as Task
+    from crossbow.trainer import Interrupted as Interrupted
+    from crossbow.trainer import Result as Result
+    from crossbow.trainer import train as train
+    from crossbow.zoo import tasks as tasks
+
+# Loaded when first asked for: importing torch takes a second that `crossbow --help` need not wait.
+_HOMES = {
+    "ACCURACY": "crossbow.task",
+    "Config": "crossbow.config",
+    "CrossbowError": "crossbow.errors",
+    "InputError": "crossbow.errors",
+    "Interrupted": "crossbow.trainer",
+    "Metric": "crossbow.task",
+    "Result": "crossbow.trainer",
+    "Task": "crossbow.task",
+    "tasks": "crossbow.zoo.tasks",
+    "evaluate": "crossbow.evaluation",
+    "train": "crossbow.trainer",
+}
+
+__all__ = sorted(_HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'crossbow' has no attribute {name!r}")
+    home = import_module(_HOMES[name])
+    return home if _HOMES[name].endswith(f".{name}") else getattr(home, name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,129 @@
+"""`crossbow train`: train a task."""
+
+import argparse
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from crossbow.cli.output import check_json_path, write_json
+from crossbow.config import DEFAULTS, PRECISIONS, Config
+
+if TYPE_CHECKING:
+    from crossbow.trainer import Result
+
+EPILOG = """\
+What is not said comes from the task's published recipe.
+
+examples:
+  crossbow train resnet8-digits
+  crossbow train resnet32-cifar10 --batch-size 16 --epochs 30 --target 0.88
+  crossbow train lenet-mnist --lr 0.02 --schedule cosine:warmup=1
+  crossbow train resnet8-cifar10 --optimizer adamw:weight_decay=0.05,fused=true --lr 0.002
+  crossbow train gpt-text --text book.txt --precision bf16 --compile
+"""
+
+
+def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Register the command."""
+    parser = commands.add_parser(
+        "train",
+        help="train a task",
+        description="Train a task; write the run to a directory.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("task", metavar="TASK", help="`crossbow tasks` lists them")
+    recipe = parser.add_argument_group("what is learned, and how")
+    recipe.add_argument("--batch-size", type=int, metavar="N", help="samples a step of a learner")
+    recipe.add_argument("--epochs", type=float, metavar="N", help="passes over the training set")
+    recipe.add_argument("--lr", type=float, metavar="RATE", help="learning rate")
+    recipe.add_argument(
+        "--optimizer",
+        metavar="SPEC",
+        help="any of torch.optim with its arguments: sgd:momentum=0.9,weight_decay=1e-4",
+    )
+    recipe.add_argument(
+        "--schedule",
+        metavar="SPEC",
+        help="constant, step, multistep, cosine or linear, positions in epochs: "
+        "multistep:at=82/123,factor=0.1,warmup=5",
+    )
+    recipe.add_argument("--label-smoothing", type=float, metavar="SHARE", help="0 to 1")
+    recipe.add_argument("--seed", type=int, help=f"default {DEFAULTS.seed}")
+    stop = parser.add_argument_group("when to evaluate and when to stop")
+    stop.add_argument(
+        "--target", type=float, metavar="VALUE", help="stop when the median of 5 evaluations is met"
+    )
+    stop.add_argument("--eval-every", type=int, metavar="SAMPLES", help="default: an epoch")
+    stop.add_argument("--time-limit", type=float, metavar="SECONDS", dest="time_limit_s")
+    speed = parser.add_argument_group("how to compute")
+    speed.add_argument("--precision", choices=PRECISIONS, help=f"default {DEFAULTS.precision}")
+    speed.add_argument("--channels-last", action="store_true", default=None)
+    speed.add_argument("--compile", action="store_true", default=None, help="use torch.compile")
+    speed.add_argument("--device", help="a torch device, such as cpu or cuda:1; default auto")
+    files = parser.add_argument_group("files and output")
+    files.add_argument(
+        "--data-dir", type=Path, metavar="DIR", help="where `data fetch` put the sets"
+    )
+    files.add_argument("--text", type=Path, metavar="FILE", help="what the text tasks read")
+    files.add_argument(
+        "--run-dir", type=Path, metavar="DIR", help="default runs/TASK-N, counting up"
+    )
+    files.add_argument("--json", type=Path, metavar="FILE", help="write the result here, too")
+    files.add_argument("--quiet", action="store_true", help="print nothing but errors")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Train, then say what was reached."""
+    config = config_from(args)
+    check_json_path(args.json)
+
+    from crossbow.trainer import Interrupted, train
+    from crossbow.zoo import tasks
+
+    task = tasks.get(args.task, data_dir=args.data_dir, text=args.text)
+    try:
+        result, code = train(task, config, quiet=args.quiet), 0
+    except Interrupted as interrupted:
+        result, code = interrupted.result, 130
+    if args.json:
+        write_json(args.json, asdict(result))
+    if not args.quiet:
+        summarize(result)
+    return code
+
+
+def config_from(args: argparse.Namespace) -> Config:
+    """The settings that were said on the command line."""
+    names = {field.name for field in fields(Config)}
+    return Config(**{name: value for name, value in vars(args).items() if name in names})
+
+
+def summarize(result: "Result") -> None:
+    """Print the closing summary."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table.grid(padding=(0, 2))
+    share = result.metric_name == "accuracy"
+    shown = f"{result.metric:.2%}" if share else f"{result.metric:.4f}"
+    table.add_row(f"test {result.metric_name}", f"[bold]{shown}[/bold]   (loss {result.loss:.4f})")
+    if result.target is not None:
+        table.add_row("target", _describe_target(result))
+    table.add_row("trained", f"{result.epochs:.4g} epochs, ended by {result.stopped_by}")
+    table.add_row("time", f"{result.seconds:.1f} s, of these {result.train_seconds:.1f} s training")
+    table.add_row("speed", f"{result.samples_per_second:,.0f} samples/s")
+    table.add_row("run", f"{result.run_dir}/  (model.safetensors, log.jsonl, result.json)")
+    table.add_row("next", f"crossbow train {result.task} --help")
+    Console().print(table, highlight=False, soft_wrap=True)
+
+
+def _describe_target(result: "Result") -> str:
+    first, median = result.target_first, result.target_median
+    if median is not None:
+        return f"{result.target} reached after {median.epoch:.4g} epochs, {median.seconds:.1f} s"
+    if first is not None:
+        return f"{result.target} touched after {first.epoch:.4g} epochs, but not held for five"
+    return f"{result.target} not reached"

@@ -1,0 +1,134 @@
+"""What a run is asked to do: the only defaults, and what is legal.
+
+A `Config` holds what the user asked for and leaves the rest unsaid. A task brings a recipe, which
+is a `Config` too, with the published hyper-parameters. `resolve` lays the three over each other:
+what the user said, else what the recipe says, else `DEFAULTS`.
+"""
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from crossbow.errors import InputError, check_choice
+
+if TYPE_CHECKING:  # the command line reads this module before it needs torch
+    import torch
+
+    MakeOptimizer = Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer]
+
+Precision = Literal["float32", "bf16"]
+PRECISIONS: tuple[str, ...] = get_args(Precision)
+
+UNSAID: Any = None
+"""What a field holds until `resolve` has filled it in."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """One run's settings; every field may be left unsaid.
+
+    Rates, schedules and counts are in samples and epochs, never in steps: they keep their meaning
+    when the number of learners changes.
+    """
+
+    batch_size: int = UNSAID
+    """Samples a learner reads in one step."""
+    epochs: float = UNSAID
+    lr: float = UNSAID
+    optimizer: "str | MakeOptimizer" = UNSAID
+    """One of torch.optim with its arguments, `sgd:momentum=0.9`; or parameters -> optimizer."""
+    schedule: str = UNSAID
+    """The learning rate over time, in epochs: `multistep:at=82/123,factor=0.1,warmup=5`."""
+    label_smoothing: float = UNSAID
+    seed: int = UNSAID
+    target: float | None = UNSAID
+    """Stop once the median of the last five evaluations is this good."""
+    eval_every: int | None = UNSAID
+    """Samples between evaluations; an epoch if unsaid."""
+    time_limit_s: float | None = UNSAID
+    """Stop after this many seconds."""
+    precision: Precision = UNSAID
+    channels_last: bool = UNSAID
+    compile: bool = UNSAID
+    device: str = UNSAID
+    """A torch device; `auto` takes the GPU of this rank if there is one."""
+    run_dir: Path | None = UNSAID
+    """Where the run is written; runs/TASK-N, counting up, if unsaid."""
+
+    def __post_init__(self) -> None:
+        _check_count("batch size", self.batch_size, "samples")
+        _check_count("evaluation interval", self.eval_every, "samples")
+        _check_number("epochs", self.epochs, 0, math.inf, above=True)
+        _check_number("learning rate", self.lr, 0, math.inf)
+        _check_number("label smoothing", self.label_smoothing, 0, 1, below=True)
+        _check_number("time limit", self.time_limit_s, 0, math.inf, above=True)
+        _check_number("target", self.target, -math.inf, math.inf)
+        if self.precision is not None:
+            check_choice("precision", self.precision, PRECISIONS)
+
+    def over(self, other: "Config") -> "Config":
+        """These settings, and the other's where this one says nothing."""
+        said = {f.name: getattr(self, f.name) for f in fields(self)}
+        return Config(**{k: getattr(other, k) if v is None else v for k, v in said.items()})
+
+    def to_json(self) -> dict[str, Any]:
+        """The settings as plain values, for config.json and for people."""
+        return {f.name: _plain(getattr(self, f.name)) for f in fields(self)}
+
+
+def _check_count(name: str, value: int | None, unit: str) -> None:
+    if value is not None and (isinstance(value, bool) or int(value) != value or value < 1):
+        raise InputError(
+            f"{name} {value} is not possible: give a whole number of {unit}, 1 or more"
+        )
+
+
+def _check_number(
+    name: str,
+    value: float | None,
+    low: float,
+    high: float,
+    *,
+    above: bool = False,
+    below: bool = False,
+) -> None:
+    """Refuse NaN, infinity, and what lies outside low to high (strictly inside where said)."""
+    if value is None:
+        return
+    inside = (value > low if above else value >= low) and (value < high if below else value <= high)
+    if math.isfinite(value) and inside:
+        return
+    bounds = ["a finite number"]
+    if math.isfinite(low):
+        bounds.append(f"{'above' if above else 'at least'} {low}")
+    if math.isfinite(high):
+        bounds.append(f"{'below' if below else 'at most'} {high}")
+    raise InputError(f"{name} {value} is not possible: give {', '.join(bounds)}")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Path):
+        return str(value)
+    return repr(value) if callable(value) else value
+
+
+DEFAULTS = Config(
+    batch_size=32,
+    epochs=10,
+    lr=0.1,
+    optimizer="sgd:momentum=0.9",
+    schedule="constant",
+    label_smoothing=0.0,
+    seed=0,
+    precision="float32",
+    channels_last=False,
+    compile=False,
+    device="auto",
+)
+
+
+def resolve(config: Config, recipe: Config) -> Config:
+    """Lay the user's settings over the task's recipe over the defaults."""
+    return config.over(recipe).over(DEFAULTS)

@@ -1,0 +1,1 @@
+"""Monitor: what a run writes down and what a person sees of it."""

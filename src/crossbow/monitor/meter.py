@@ -1,0 +1,104 @@
+"""Meter: losses and time, gathered at almost no cost a step.
+
+A step appends to a list and compares two clocks. Reading a loss would wait for the device, so
+losses are read together when a report is due.
+"""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from crossbow.errors import DivergedError
+
+
+class LossMeter:
+    """The losses since the last report."""
+
+    def __init__(self) -> None:
+        self._losses: list[Tensor] = []
+        self._samples: list[int] = []
+
+    def add(self, loss: Tensor, samples: int) -> None:
+        """Take the loss of the batch that ends at `samples` of the stream."""
+        self._losses.append(loss)
+        self._samples.append(samples)
+
+    def __bool__(self) -> bool:
+        return bool(self._losses)
+
+    def read(self) -> float:
+        """Return the mean loss since the last reading; refuse one that is not finite."""
+        losses = torch.stack(self._losses)
+        broken = losses.isfinite().logical_not().nonzero()
+        if len(broken):
+            first = int(broken[0])
+            raise DivergedError(
+                f"the loss became {losses[first].item()} in the batch that ends at sample "
+                f"{self._samples[first]}: try a lower --lr, or a warm-up"
+            )
+        self._losses, self._samples = [], []
+        return losses.mean().item()
+
+
+class Clock:
+    """Wall time of a run from its making on, with the time spent training kept apart.
+
+    The first step holds compilation and first touches of memory: it counts as training time, but
+    speeds leave it out.
+    """
+
+    def __init__(self, report_interval_s: float) -> None:
+        now = time.perf_counter()
+        self._interval = report_interval_s
+        self._start = now
+        self._due = now + report_interval_s
+        self._paused = 0.0
+        self._first_samples = 0
+        self.first_step_seconds = 0.0
+        self._lap_seconds, self._lap_samples = 0.0, 0
+
+    def step_ended(self, samples: int) -> bool:
+        """Note the end of a step; return whether a report is due."""
+        now = time.perf_counter()
+        if not self._first_samples:
+            self._first_samples = self._lap_samples = samples
+            self.first_step_seconds = self._lap_seconds = now - self._start
+        if now < self._due:
+            return False
+        self._due = now + self._interval
+        return True
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Keep what happens inside out of the training time."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._paused += time.perf_counter() - began
+
+    def seconds(self) -> float:
+        """Wall time so far."""
+        return time.perf_counter() - self._start
+
+    def train_seconds(self) -> float:
+        """Of this, the time spent training."""
+        return self.seconds() - self._paused
+
+    def speed(self, samples: int) -> float:
+        """Samples a second of training time, the first step left out."""
+        return _rate(samples - self._first_samples, self.train_seconds() - self.first_step_seconds)
+
+    def lap_speed(self, samples: int) -> float:
+        """Samples a second since the last lap, which ends here."""
+        now = self.train_seconds()
+        speed = _rate(samples - self._lap_samples, now - self._lap_seconds)
+        self._lap_seconds, self._lap_samples = now, samples
+        return speed
+
+
+def _rate(samples: int, seconds: float) -> float:
+    return samples / seconds if samples and seconds > 0 else 0.0

@@ -1,0 +1,1 @@
+"""What happens to a learning rate and a gradient on the way to a step."""

@@ -1,0 +1,1 @@
+"""Models and tasks to start from."""

@@ -1,0 +1,349 @@
+"""The trainer: one learner is plain PyTorch, and a run ends as it should."""
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import crossbow as xb
+from crossbow.config import Config
+from crossbow.data.augment import images, tokens
+from crossbow.data.datasets import Arrays
+from crossbow.data.order import sample_indices, sample_keys
+from crossbow.task import TOKEN_LOSS, Metric, Task, token_cross_entropy
+from crossbow.trainer import train
+from crossbow.zoo import models, tasks
+
+STEPS, BATCH, SEED = 50, 4, 3
+
+
+def random_images(n: int, channels: int, side: int) -> Arrays:
+    pixels = torch.randint(0, 256, (n, channels, side, side), dtype=torch.uint8)
+    return Arrays(pixels, torch.randint(0, 10, (n,)), classes=10)
+
+
+def random_text(n: int, length: int) -> Arrays:
+    text = torch.randint(0, 30, (n * length + 1,), dtype=torch.uint8)
+    return Arrays(text[:-1].unfold(0, length, length), text[1:].unfold(0, length, length), 30)
+
+
+def lenet_task() -> Task:
+    data = random_images(70, 1, 28)
+    return Task(
+        model=models.lenet5,
+        loss=F.cross_entropy,
+        train=data,
+        test=data,
+        prepare=images((0.5,), (0.25,)),
+    )
+
+
+def resnet_task() -> Task:
+    data = random_images(70, 3, 32)
+    return Task(
+        model=partial(models.resnet_cifar, 8),
+        loss=F.cross_entropy,
+        train=data,
+        test=data,
+        prepare=images((0.5,) * 3, (0.25,) * 3, pad=4, flip=True),
+    )
+
+
+def gpt_task() -> Task:
+    data = random_text(70, 16)
+    return Task(
+        model=partial(models.gpt, 30, 16, num_layers=2, width=32, dropout=0.1),
+        loss=token_cross_entropy,
+        train=data,
+        test=data,
+        metric=TOKEN_LOSS,
+        prepare=tokens(),
+    )
+
+
+OPTIMIZERS = {
+    "sgd:momentum=0.9,weight_decay=1e-4": partial(
+        torch.optim.SGD, lr=0.01, momentum=0.9, weight_decay=1e-4
+    ),
+    "adamw": partial(torch.optim.AdamW, lr=0.01),
+    "sgd:momentum=0.9,fused=true": partial(torch.optim.SGD, lr=0.01, momentum=0.9, fused=True),
+}
+
+
+@pytest.mark.parametrize("make_task", [lenet_task, resnet_task, gpt_task])
+@pytest.mark.parametrize("spec", OPTIMIZERS)
+def test_one_learner_is_plain_pytorch(make_task, spec, tmp_path, one_thread):
+    task = make_task()
+    config = Config(
+        batch_size=BATCH,
+        lr=0.01,
+        optimizer=spec,
+        epochs=STEPS * BATCH / len(task.train),
+        eval_every=STEPS * BATCH,
+        seed=SEED,
+        run_dir=tmp_path / "run",
+    )
+    train(task, config, quiet=True)
+    ours = load_file(tmp_path / "run" / "model.safetensors")
+
+    torch.manual_seed(SEED)
+    model = task.model()
+    optimizer = OPTIMIZERS[spec](model.parameters())
+    model.train()
+    for step in range(STEPS):
+        positions = torch.arange(step * BATCH, (step + 1) * BATCH).numpy()
+        indices = torch.from_numpy(sample_indices(SEED, len(task.train), positions))
+        inputs = task.prepare(task.train.inputs[indices], sample_keys(SEED, positions))
+        loss = task.loss(model(inputs), task.train.targets[indices].long())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    theirs = model.state_dict()
+    assert ours.keys() == theirs.keys()
+    for key in theirs:
+        assert torch.equal(ours[key], theirs[key]), key
+
+
+def digits(**changes: object) -> tuple[Task, Config]:
+    settings = {"epochs": 1, "seed": 0, **changes}
+    return tasks.get("mlp-digits"), Config(**settings)
+
+
+def events(run_dir: Path, kind: str) -> list[dict]:
+    lines = map(json.loads, (run_dir / "log.jsonl").read_text().splitlines())
+    return [line for line in lines if line["event"] == kind]
+
+
+def test_a_run_directory_holds_config_log_model_and_result(tmp_path):
+    task, config = digits(run_dir=tmp_path / "run", epochs=2)
+    result = train(task, config, quiet=True)
+    assert {p.name for p in (tmp_path / "run").iterdir()} == {
+        "config.json",
+        "log.jsonl",
+        "model.safetensors",
+        "result.json",
+    }
+    written = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert written["metric"] == result.metric
+    assert written["samples"] == 2 * len(task.train)
+    settings = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert settings["lr"] == task.recipe.lr
+    assert settings["epochs"] == 2
+    assert [round(e["epoch"]) for e in events(tmp_path / "run", "eval")] == [1, 2]
+
+
+def test_the_saved_model_loads_into_a_plain_one_and_scores_the_same(tmp_path):
+    task, config = digits(run_dir=tmp_path / "run")
+    result = train(task, config, quiet=True)
+    model = task.build_model()
+    model.load_state_dict(load_file(tmp_path / "run" / "model.safetensors"))
+    assert xb.evaluate(model, task).metric == result.metric
+
+
+def test_two_runs_with_one_seed_are_equal_and_another_seed_differs(tmp_path):
+    saved = []
+    for number, seed in enumerate((1, 1, 2)):
+        task, config = digits(run_dir=tmp_path / str(number), seed=seed)
+        train(task, config, quiet=True)
+        saved.append(load_file(tmp_path / str(number) / "model.safetensors"))
+    first, again, other = ([t.sum().item() for t in state.values()] for state in saved)
+    assert first == again
+    assert first != other
+
+
+def test_training_leaves_the_callers_random_stream_alone(tmp_path):
+    torch.manual_seed(5)
+    expected = torch.rand(1)
+    torch.manual_seed(5)
+    task, config = digits(run_dir=tmp_path / "run")
+    train(task, config, quiet=True)
+    assert torch.equal(torch.rand(1), expected)
+
+
+def test_a_target_is_recorded_when_first_met_and_ends_the_run_when_five_hold_it(tmp_path):
+    task, config = digits(run_dir=tmp_path / "run", epochs=30, target=0.5, eval_every=100)
+    result = train(task, config, quiet=True)
+    scores = [e["metric"] for e in events(tmp_path / "run", "eval")]
+    samples = [e["samples"] for e in events(tmp_path / "run", "eval")]
+    first = next(i for i, score in enumerate(scores) if score >= 0.5)
+    assert result.stopped_by == "target"
+    assert result.target_reached
+    assert result.target_first.samples == samples[first]
+    assert result.target_median.samples == samples[-1]
+    assert sorted(scores[-5:])[2] >= 0.5
+    assert len(scores) == 5 or sorted(scores[-6:-1])[2] < 0.5
+
+
+def test_a_target_below_is_met_by_a_metric_that_falls(tmp_path):
+    task, config = digits(run_dir=tmp_path / "run", epochs=30, target=1.0, eval_every=100)
+    falling = Metric("loss", lambda x, y: F.cross_entropy(x, y), higher_is_better=False)
+    result = train(Task(**{**vars(task), "metric": falling}), config, quiet=True)
+    assert result.target_reached
+    assert result.metric < 1.0
+
+
+def test_the_time_limit_ends_a_run(tmp_path):
+    task, config = digits(run_dir=tmp_path / "run", epochs=1e6, time_limit_s=0.5)
+    result = train(task, config, quiet=True)
+    assert result.stopped_by == "time limit"
+    assert result.seconds < 5
+
+
+def test_the_loss_of_a_report_is_the_mean_since_the_last(tmp_path):
+    task, config = digits(run_dir=tmp_path / "run", lr=0.0)
+    train(task, config, quiet=True)
+    torch.manual_seed(0)
+    model = task.model()
+    inputs = task.prepare(task.train.inputs, None)
+    expected = F.cross_entropy(model(inputs), task.train.targets).item()
+    lines = events(tmp_path / "run", "train")
+    assert len(lines) == 1
+    # batches reach over the epoch's end: the last one is small, so the means differ a little
+    assert math.isclose(lines[0]["loss"], expected, rel_tol=0.02)
+
+
+def test_a_learning_rate_follows_its_schedule_in_samples(tmp_path):
+    task, config = digits(
+        run_dir=tmp_path / "run", epochs=2, lr=0.4, schedule="linear", eval_every=500
+    )
+    train(task, config, quiet=True)
+    total = 2 * len(task.train)
+    for line in events(tmp_path / "run", "train")[:-1]:
+        before = line["samples"] - 16
+        assert math.isclose(line["lr"], 0.4 * (1 - before / total))
+
+
+def test_an_optimizer_may_be_a_function_with_groups_of_its_own(tmp_path):
+    rates = []
+
+    def make(parameters):
+        first, *rest = parameters
+        optimizer = torch.optim.SGD([{"params": [first], "lr": 0.5}, {"params": rest}], lr=0.1)
+        optimizer.register_step_pre_hook(
+            lambda *_: rates.append([group["lr"] for group in optimizer.param_groups])
+        )
+        return optimizer
+
+    task, config = digits(run_dir=tmp_path / "run", optimizer=make, schedule="linear")
+    train(task, config, quiet=True)
+    assert rates[0] == [0.5, 0.1]
+    assert all(math.isclose(first, 5 * second) for first, second in rates)
+
+
+class Squares(torch.utils.data.Dataset):
+    """A data set of our own that is no `Arrays`."""
+
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, index: int) -> tuple[float, int]:
+        return float(index), index % 2
+
+
+def pairs(samples: list[tuple[float, int]]) -> tuple[Tensor, Tensor]:
+    inputs, targets = zip(*samples, strict=True)
+    return torch.tensor(inputs).unsqueeze(1), torch.tensor(targets)
+
+
+def test_any_map_style_data_set_trains_with_a_collate_function(tmp_path):
+    seen: list[int] = []
+
+    class Recorder(nn.Linear):
+        def forward(self, inputs: Tensor) -> Tensor:
+            if self.training:
+                seen.extend(inputs.squeeze(1).long().tolist())
+            return super().forward(inputs)
+
+    model = Recorder(1, 2)
+    task = Task(
+        model=model, loss=F.cross_entropy, train=Squares(), test=Squares(), collate=pairs
+    )
+    config = Config(batch_size=3, epochs=2, lr=0.001, run_dir=tmp_path / "run")
+    result = train(task, config, quiet=True)
+    assert result.samples == 40
+    assert sorted(seen[:20]) == sorted(seen[20:]) == list(range(20))
+
+
+def test_label_smoothing_changes_training_and_not_evaluation(tmp_path):
+    task, config = digits(run_dir=tmp_path / "run", lr=0.0, label_smoothing=0.5)
+    result = train(task, config, quiet=True)
+    torch.manual_seed(0)
+    plain = F.cross_entropy(task.model()(task.prepare(task.test.inputs, None)), task.test.targets)
+    assert math.isclose(result.loss, plain.item(), rel_tol=1e-4)
+    trained = events(tmp_path / "run", "train")[0]["loss"]
+    assert not math.isclose(trained, result.loss, rel_tol=1e-4)
+
+
+@pytest.mark.parametrize("options", [{"precision": "bf16"}, {"channels_last": True}])
+def test_faster_ways_to_compute_still_learn(options, tmp_path):
+    task = tasks.get("resnet8-digits")
+    result = train(task, Config(epochs=2, run_dir=tmp_path / "run", **options), quiet=True)
+    assert result.metric > 0.85
+
+
+@pytest.mark.slow
+def test_a_compiled_model_learns_and_saves_plain_keys(tmp_path):
+    task = tasks.get("resnet8-digits")
+    result = train(task, Config(epochs=2, run_dir=tmp_path / "run", compile=True), quiet=True)
+    assert result.metric > 0.85
+    task.build_model().load_state_dict(load_file(tmp_path / "run" / "model.safetensors"))
+    assert result.first_step_seconds > result.train_seconds / 10
+
+
+def test_a_loss_that_is_no_number_names_the_sample_and_keeps_the_log(tmp_path):
+    task, config = digits(run_dir=tmp_path / "run", epochs=3, eval_every=10**6)
+    inputs = task.train.inputs.float()
+    inputs[7] = math.nan
+    poisoned = Arrays(inputs, task.train.targets, 10)
+    broken = Task(**{**vars(task), "train": poisoned, "prepare": None})
+    indices = sample_indices(0, len(inputs), torch.arange(len(inputs)).numpy())
+    at = indices.tolist().index(7) // 16 * 16 + 16
+    with pytest.raises(xb.InputError, match=rf"became nan in the batch that ends at sample {at}:"):
+        train(broken, config, quiet=True)
+    assert events(tmp_path / "run", "diverged")
+    assert not (tmp_path / "run" / "model.safetensors").exists()
+
+
+INTERRUPTED = """
+import sys, crossbow as xb
+from pathlib import Path
+task = xb.tasks.get("mlp-digits")
+try:
+    xb.train(task, xb.Config(epochs=1e6, run_dir=Path(sys.argv[1]), eval_every=10**9), quiet=True)
+except KeyboardInterrupt as interrupted:
+    print("reached", interrupted.result.samples)
+"""
+
+
+def test_ctrl_c_ends_a_run_cleanly_with_what_was_reached(tmp_path):
+    run = tmp_path / "run"
+    with subprocess.Popen(
+        [sys.executable, "-c", INTERRUPTED, str(run)], stdout=subprocess.PIPE, text=True
+    ) as process:
+        wait_for_lines(run / "log.jsonl", 3)
+        os.kill(process.pid, signal.SIGINT)
+        output, _ = process.communicate(timeout=30)
+    result = json.loads((run / "result.json").read_text())
+    assert process.returncode == 0
+    assert output == f"reached {result['samples']}\n"
+    assert result["stopped_by"] == "interrupt"
+    assert (run / "model.safetensors").exists()
+
+
+def wait_for_lines(path: Path, lines: int) -> None:
+    deadline = time.monotonic() + 60
+    while not path.exists() or path.read_text().count("\n") < lines:
+        assert time.monotonic() < deadline, f"{path} did not come"
+        time.sleep(0.05)
