@@ -6,6 +6,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+torch.set_num_threads(1)  # as a learner computes; and tests may share the cores with others
+
 
 @pytest.fixture(autouse=True)
 def nothing_left_behind() -> Iterator[None]:

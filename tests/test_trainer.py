@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -194,6 +195,14 @@ def test_a_target_below_is_met_by_a_metric_that_falls(tmp_path):
     assert result.metric < 1.0
 
 
+def test_a_share_of_an_epoch_is_rounded_to_samples(tmp_path):
+    data = random_images(100, 1, 28)
+    task = Task(**{**vars(lenet_task()), "train": data})
+    for epochs, samples in ((0.07, 7), (1 / 3, 33), (0.001, 1)):  # 0.07 * 100 is above 7
+        config = Config(batch_size=4, epochs=epochs, run_dir=tmp_path / str(samples))
+        assert train(task, config, quiet=True).samples == samples
+
+
 def test_the_time_limit_ends_a_run(tmp_path):
     task, config = digits(run_dir=tmp_path / "run", epochs=1e6, time_limit_s=0.5)
     result = train(task, config, quiet=True)
@@ -209,9 +218,12 @@ def test_the_loss_of_a_report_is_the_mean_since_the_last(tmp_path):
     inputs = task.prepare(task.train.inputs, None)
     expected = F.cross_entropy(model(inputs), task.train.targets).item()
     lines = events(tmp_path / "run", "train")
-    assert len(lines) == 1
-    # batches reach over the epoch's end: the last one is small, so the means differ a little
-    assert math.isclose(lines[0]["loss"], expected, rel_tol=0.02)
+    ends = [line["samples"] for line in lines]
+    sizes = [end - start for start, end in pairwise([0, *ends])]
+    assert sum(sizes) == len(task.train)
+    mean = sum(line["loss"] * size for line, size in zip(lines, sizes, strict=True)) / sum(sizes)
+    # the last batch is small and counts like any other, so the means differ a little
+    assert math.isclose(mean, expected, rel_tol=0.02)
 
 
 def test_a_learning_rate_follows_its_schedule_in_samples(tmp_path):
@@ -267,9 +279,7 @@ def test_any_map_style_data_set_trains_with_a_collate_function(tmp_path):
             return super().forward(inputs)
 
     model = Recorder(1, 2)
-    task = Task(
-        model=model, loss=F.cross_entropy, train=Squares(), test=Squares(), collate=pairs
-    )
+    task = Task(model=model, loss=F.cross_entropy, train=Squares(), test=Squares(), collate=pairs)
     config = Config(batch_size=3, epochs=2, lr=0.001, run_dir=tmp_path / "run")
     result = train(task, config, quiet=True)
     assert result.samples == 40
@@ -295,11 +305,14 @@ def test_faster_ways_to_compute_still_learn(options, tmp_path):
 
 @pytest.mark.slow
 def test_a_compiled_model_learns_and_saves_plain_keys(tmp_path):
-    task = tasks.get("resnet8-digits")
-    result = train(task, Config(epochs=2, run_dir=tmp_path / "run", compile=True), quiet=True)
-    assert result.metric > 0.85
-    task.build_model().load_state_dict(load_file(tmp_path / "run" / "model.safetensors"))
-    assert result.first_step_seconds > result.train_seconds / 10
+    run = tmp_path / "run"
+    # a process of its own, for torch.compile leaves worker threads in it
+    command = [sys.executable, "-m", "crossbow", "train", "resnet8-digits", "--compile", "--quiet"]
+    subprocess.run([*command, "--epochs", "2", "--run-dir", str(run)], check=True, timeout=280)
+    result = json.loads((run / "result.json").read_text())
+    assert result["metric"] > 0.85
+    assert result["first_step_seconds"] > result["train_seconds"] / 10
+    tasks.get("resnet8-digits").build_model().load_state_dict(load_file(run / "model.safetensors"))
 
 
 def test_a_loss_that_is_no_number_names_the_sample_and_keeps_the_log(tmp_path):
@@ -309,11 +322,29 @@ def test_a_loss_that_is_no_number_names_the_sample_and_keeps_the_log(tmp_path):
     poisoned = Arrays(inputs, task.train.targets, 10)
     broken = Task(**{**vars(task), "train": poisoned, "prepare": None})
     indices = sample_indices(0, len(inputs), torch.arange(len(inputs)).numpy())
-    at = indices.tolist().index(7) // 16 * 16 + 16
-    with pytest.raises(xb.InputError, match=rf"became nan in the batch that ends at sample {at}:"):
+    at = indices.tolist().index(7) // 16 * 16
+    expected = rf"became nan in the batch of samples {at} to {at + 16}:"
+    with pytest.raises(xb.InputError, match=expected):
         train(broken, config, quiet=True)
     assert events(tmp_path / "run", "diverged")
     assert not (tmp_path / "run" / "model.safetensors").exists()
+
+
+def test_a_model_that_ends_as_no_number_is_not_saved(tmp_path):
+    settings = {"epochs": 1e-9, "lr": 1e38, "optimizer": "sgd", "schedule": "constant"}
+    task, config = digits(run_dir=tmp_path / "run", **settings)
+    with pytest.raises(xb.InputError, match="the test loss became nan at sample 1:"):
+        train(task, config, quiet=True)
+    assert events(tmp_path / "run", "diverged")
+    assert not (tmp_path / "run" / "model.safetensors").exists()
+
+
+def test_a_task_without_test_samples_is_refused_before_anything_is_written(tmp_path):
+    task, config = digits(run_dir=tmp_path / "run")
+    empty = Arrays(task.test.inputs[:0], task.test.targets[:0], 10)
+    with pytest.raises(xb.InputError, match="no samples to evaluate on"):
+        train(Task(**{**vars(task), "test": empty}), config, quiet=True)
+    assert not (tmp_path / "run").exists()
 
 
 INTERRUPTED = """

@@ -4,10 +4,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from crossbow.averaging.family import Averaging as Averaging
+    from crossbow.averaging.family import sma as sma
     from crossbow.config import Config as Config
     from crossbow.errors import CrossbowError as CrossbowError
     from crossbow.errors import InputError as InputError
     from crossbow.evaluation import evaluate as evaluate
+    from crossbow.fleet import Fleet as Fleet
     from crossbow.task import ACCURACY as ACCURACY
     from crossbow.task import Metric as Metric
     from crossbow.task import Task as Task
@@ -19,15 +22,18 @@ if TYPE_CHECKING:
 # Loaded when first asked for: importing torch takes a second that `crossbow --help` need not wait.
 _HOMES = {
     "ACCURACY": "crossbow.task",
+    "Averaging": "crossbow.averaging.family",
     "Config": "crossbow.config",
     "CrossbowError": "crossbow.errors",
+    "Fleet": "crossbow.fleet",
     "InputError": "crossbow.errors",
     "Interrupted": "crossbow.trainer",
     "Metric": "crossbow.task",
     "Result": "crossbow.trainer",
     "Task": "crossbow.task",
-    "tasks": "crossbow.zoo.tasks",
     "evaluate": "crossbow.evaluation",
+    "sma": "crossbow.averaging.family",
+    "tasks": "crossbow.zoo.tasks",
     "train": "crossbow.trainer",
 }
 

@@ -4,4 +4,5 @@ import sys
 
 from crossbow.cli import main
 
-sys.exit(main())
+if __name__ == "__main__":  # ranks import this module again
+    sys.exit(main())

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from pathlib import Path
+from types import UnionType
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from crossbow.errors import InputError, check_choice
@@ -20,6 +21,9 @@ if TYPE_CHECKING:  # the command line reads this module before it needs torch
 
 Precision = Literal["float32", "bf16"]
 PRECISIONS: tuple[str, ...] = get_args(Precision)
+
+MOST_EPOCHS = 1e9
+SEEDS = range(-(2**63), 2**64)  # what torch takes
 
 UNSAID: Any = None
 """What a field holds until `resolve` has filled it in."""
@@ -42,6 +46,10 @@ class Config:
     schedule: str = UNSAID
     """The learning rate over time, in epochs: `multistep:at=82/123,factor=0.1,warmup=5`."""
     label_smoothing: float = UNSAID
+    learners: int = UNSAID
+    """Replicas of the model, over all ranks."""
+    sync: str = UNSAID
+    """How learners are averaged, with its options: `sma:alpha=0.25,momentum=0.9`."""
     seed: int = UNSAID
     target: float | None = UNSAID
     """Stop once the median of the last five evaluations is this good."""
@@ -54,17 +62,19 @@ class Config:
     compile: bool = UNSAID
     device: str = UNSAID
     """A torch device; `auto` takes the GPU of this rank if there is one."""
-    run_dir: Path | None = UNSAID
+    run_dir: Path | str | None = UNSAID
     """Where the run is written; runs/TASK-N, counting up, if unsaid."""
 
     def __post_init__(self) -> None:
         _check_count("batch size", self.batch_size, "samples")
+        _check_count("number of learners", self.learners, "learners")
         _check_count("evaluation interval", self.eval_every, "samples")
-        _check_number("epochs", self.epochs, 0, math.inf, above=True)
+        _check_number("epochs", self.epochs, 0, MOST_EPOCHS, above=True)
         _check_number("learning rate", self.lr, 0, math.inf)
         _check_number("label smoothing", self.label_smoothing, 0, 1, below=True)
         _check_number("time limit", self.time_limit_s, 0, math.inf, above=True)
         _check_number("target", self.target, -math.inf, math.inf)
+        _check_seed(self.seed)
         if self.precision is not None:
             check_choice("precision", self.precision, PRECISIONS)
 
@@ -79,10 +89,15 @@ class Config:
 
 
 def _check_count(name: str, value: int | None, unit: str) -> None:
-    if value is not None and (isinstance(value, bool) or int(value) != value or value < 1):
-        raise InputError(
-            f"{name} {value} is not possible: give a whole number of {unit}, 1 or more"
-        )
+    if value is None or (_is_number(value, int) and value >= 1):
+        return
+    raise InputError(f"{name} {value} is not possible: give a whole number of {unit}, 1 or more")
+
+
+def _check_seed(value: int | None) -> None:
+    if value is None or (_is_number(value, int) and value in SEEDS):
+        return
+    raise InputError(f"seed {value} is not possible: give a whole number from -2^63 to 2^64 - 1")
 
 
 def _check_number(
@@ -97,15 +112,20 @@ def _check_number(
     """Refuse NaN, infinity, and what lies outside low to high (strictly inside where said)."""
     if value is None:
         return
-    inside = (value > low if above else value >= low) and (value < high if below else value <= high)
-    if math.isfinite(value) and inside:
-        return
+    if _is_number(value, int | float) and math.isfinite(value):
+        above_low = value > low if above else value >= low
+        if above_low and (value < high if below else value <= high):
+            return
     bounds = ["a finite number"]
     if math.isfinite(low):
         bounds.append(f"{'above' if above else 'at least'} {low}")
     if math.isfinite(high):
         bounds.append(f"{'below' if below else 'at most'} {high}")
     raise InputError(f"{name} {value} is not possible: give {', '.join(bounds)}")
+
+
+def _is_number(value: Any, kind: type | UnionType) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool)
 
 
 def _plain(value: Any) -> Any:
@@ -121,6 +141,8 @@ DEFAULTS = Config(
     optimizer="sgd:momentum=0.9",
     schedule="constant",
     label_smoothing=0.0,
+    learners=1,
+    sync="sma",
     seed=0,
     precision="float32",
     channels_last=False,

@@ -1,13 +1,17 @@
 """Evaluation: how good a model is on a whole data set."""
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import zip_longest
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from crossbow.data.loader import scan
+from crossbow.comm.world import World
+from crossbow.data.loader import Stretch, scan, stretches
+from crossbow.errors import InputError
 from crossbow.task import Dataset, Task
 
 EVAL_BATCH = 256
@@ -25,31 +29,47 @@ def evaluate(
     task: Task,
     data: Dataset | None = None,
     forward: Callable[[Tensor], Tensor] | None = None,
+    world: World | None = None,
 ) -> Scores:
     """Score the model on the task's test set, or on `data`.
 
-    `forward` is how to run the model, if not by calling it: under autocast, say.
+    Args:
+        model: is left in the mode it is in.
+        task: says how to prepare, and what to score.
+        data: in the place of the test set.
+        forward: runs the model, if not by calling it: under autocast, say.
+        world: of ranks that share the work, each calling this with the same model.
     """
-    run = forward or model
-    sums = torch.zeros(2, dtype=torch.float64)
-    samples = 0
-    device = next(model.parameters()).device
+    data = task.test if data is None else data
+    world = world or World()
+    if not len(data):
+        raise InputError(f"{task.name} has no samples to evaluate on: give one or more")
+    pieces = list(stretches(0, len(data), EVAL_BATCH))
     with _evaluating(model), torch.inference_mode():
-        for inputs, targets in scan(
-            task.test if data is None else data,
-            EVAL_BATCH,
-            prepare=task.prepare,
-            collate=task.collate,
-        ):
-            inputs, targets = inputs.to(device), targets.to(device)
-            outputs = run(inputs).float()
-            means = torch.stack(
-                [task.loss(outputs, targets), task.metric.compute(outputs, targets)]
-            )
-            sums += means.double().cpu() * len(targets)
-            samples += len(targets)
-    loss, metric = (sums / samples).tolist()
+        mine = _sums(model, task, data, forward or model, pieces[world.rank :: world.size])
+    # added up piece by piece in the data's own order, so that ranks don't show in the last bits
+    sums = [sum_ for turn in zip_longest(*world.gather(mine)) for sum_ in turn if sum_]
+    loss, metric = (math.fsum(column) / len(data) for column in zip(*sums, strict=True))
     return Scores(loss, metric)
+
+
+def _sums(
+    model: nn.Module,
+    task: Task,
+    data: Dataset,
+    forward: Callable[[Tensor], Tensor],
+    pieces: Sequence[Stretch],
+) -> list[tuple[float, float]]:
+    """Loss and metric of each piece of the data, summed over its samples."""
+    device = next(model.parameters()).device
+    batches = scan(data, pieces, prepare=task.prepare, collate=task.collate)
+    sums = []
+    for inputs, targets in batches:
+        inputs, targets = inputs.to(device), targets.to(device)
+        outputs = forward(inputs).float()
+        loss, metric = task.loss(outputs, targets), task.metric.compute(outputs, targets)
+        sums.append((loss.item() * len(targets), metric.item() * len(targets)))
+    return sums
 
 
 @contextmanager

@@ -9,19 +9,21 @@ import signal
 import statistics
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from types import FrameType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
 
+from crossbow.averaging.family import parse as parse_averaging
+from crossbow.comm.world import World, joined
 from crossbow.config import Config, resolve
-from crossbow.data.loader import read, stretches
 from crossbow.errors import DivergedError, InputError
 from crossbow.evaluation import evaluate
+from crossbow.fleet import Fleet
 from crossbow.monitor.log import RunLog
 from crossbow.monitor.meter import Clock, LossMeter
 from crossbow.monitor.progress import Display, EvalReport, TrainReport, choose_display
@@ -30,6 +32,7 @@ from crossbow.optim.build import build_optimizer
 from crossbow.task import Task
 
 REPORT_INTERVAL_S = 0.5
+RESTART_DROP = 0.6  # a schedule that falls by more from one round to the next has dropped
 TARGET_WINDOW = 5  # evaluations whose median must reach the target, as in Koliousis et al., 2019
 
 
@@ -85,18 +88,21 @@ class Interrupted(KeyboardInterrupt):
 def train(task: Task, config: Config | None = None, *, quiet: bool = False) -> Result:
     """Train the task; return what was reached.
 
-    Raises `Interrupted` after Ctrl-C, with the result so far; a second Ctrl-C ends at once.
+    Under a launcher every rank calls this, and the first one writes and shows. Raises `Interrupted`
+    after Ctrl-C, with the result so far; a second Ctrl-C ends at once.
     """
     settings = resolve(config or Config(), task.recipe)
-    _check(task, settings)
-    with _isolated(settings.seed):
-        learner = _Learner(task, settings)
-        with (
-            RunLog.create(settings.run_dir, task.name, settings.to_json()) as log,
-            closing(choose_display(quiet)) as display,
-            _Interrupts() as interrupts,
-        ):
-            result = _Run(task, settings, learner, log, display, interrupts).train()
+    world = World.from_environment()
+    is_first = world.rank == 0
+    with joined(world), _isolated(settings.seed), ExitStack() as stack:
+        learner = world.agree(lambda: _Learner(task, settings, world))
+        fleet = stack.enter_context(_make_fleet(learner, settings, task.name))
+        log = world.agree(lambda: _make_log(task, settings) if is_first else None)
+        if log:
+            stack.enter_context(log)
+        display = stack.enter_context(closing(choose_display(quiet or not is_first)))
+        interrupts = stack.enter_context(_Interrupts())
+        result = _Run(task, settings, learner, fleet, log, display, interrupts).train()
     if result.stopped_by == "interrupt":
         raise Interrupted(result)
     return result
@@ -105,8 +111,10 @@ def train(task: Task, config: Config | None = None, *, quiet: bool = False) -> R
 class _Learner:
     """A model with what it takes to move it: device, forward pass, optimizer and learning rate."""
 
-    def __init__(self, task: Task, settings: Config) -> None:
-        self.device = _choose_device(settings.device)
+    def __init__(self, task: Task, settings: Config, world: World) -> None:
+        _check(task, settings)
+        self.device = _choose_device(settings.device, world)
+        self.channels_last = settings.channels_last
         self.model = task.build_model().to(self.device)
         if settings.channels_last:
             self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -120,6 +128,9 @@ class _Learner:
 
     def step(self, inputs: Tensor, targets: Tensor, samples_seen: int) -> Tensor:
         """Move by one batch; return its loss."""
+        if self.channels_last or self.device.type != "cpu":
+            inputs = _place(inputs, self.device, self.channels_last)
+            targets = targets.to(self.device)
         rate = self.rate(samples_seen)
         for group, full in zip(self.optimizer.param_groups, self._full_rates, strict=True):
             group["lr"] = full * rate
@@ -130,113 +141,167 @@ class _Learner:
         return loss.detach()
 
 
+class _Word(NamedTuple):
+    """What a rank says when all meet."""
+
+    losses: list[float]
+    error: DivergedError | None
+    was_interrupted: bool
+    seconds: float
+
+
 class _Run:
-    """One run of the loop, and what it has seen so far."""
+    """One run of the loop, and what it has seen so far.
+
+    Ranks decide together: now and then, after the same round, they meet and hear each other.
+    """
 
     def __init__(
         self,
         task: Task,
         settings: Config,
         learner: _Learner,
-        log: RunLog,
+        fleet: Fleet,
+        log: RunLog | None,
         display: Display,
         interrupts: "_Interrupts",
     ) -> None:
-        self.task, self.settings, self.learner = task, settings, learner
+        self.task, self.settings, self.learner, self.fleet = task, settings, learner, fleet
         self.log, self.display, self.interrupts = log, display, interrupts
         self.epoch_samples = len(task.train)
-        self.total_samples = math.ceil(settings.epochs * self.epoch_samples)
+        self.total_samples = _total_samples(task, settings)
         self.samples = 0
-        self.clock = Clock(REPORT_INTERVAL_S)
+        self.clock = Clock()
         self.meter = LossMeter()
+        self.meetings = _Meetings()
         self.evaluations: list[EvalReport] = []
         self.target_first: Reached | None = None
         self.target_median: Reached | None = None
+        self.stopped_by: str | None = None
 
     def train(self) -> Result:
         """Run the loop, then save what came of it."""
         parameters = sum(p.numel() for p in self.learner.model.parameters())
-        self.log.write("start", task=self.task.name, parameters=parameters, torch=torch.__version__)
+        learners, ranks = self.fleet.learners, self.fleet.world.size
+        self._write(
+            "start",
+            task=self.task.name,
+            parameters=parameters,
+            learners=learners,
+            ranks=ranks,
+            torch=torch.__version__,
+        )
+        crew = f", {learners} learners on {ranks} ranks" if learners > 1 else ""
         self.display.start(
-            f"{self.task.name}: {parameters:,} parameters, {self.epoch_samples:,} samples an epoch",
+            f"{self.task.name}: {parameters:,} parameters, {self.epoch_samples:,} samples an epoch"
+            f"{crew}",
             self.total_samples,
         )
         try:
-            stopped_by = self.loop()
+            self.loop()
         except DivergedError as error:
-            self.log.write("diverged", samples=self.samples, message=str(error))
+            self._write("diverged", samples=self.samples, message=str(error))
             raise
-        result = self._result(stopped_by, parameters)
-        self.log.save_model(self.learner.model.state_dict())
-        self.log.save_result(asdict(result))
-        self.log.write("end", stopped_by=stopped_by)
+        result = self._result(parameters)
+        if self.log:
+            self.log.save_model(self.fleet.state_dict())
+            self.log.save_result(asdict(result))
+        self._write("end", stopped_by=self.stopped_by)
         return result
 
-    def loop(self) -> str:
-        """Train until something ends it; return what did."""
-        every = self.settings.eval_every or self.epoch_samples
+    def loop(self) -> None:
+        """Train until something ends it."""
         self.learner.model.train()
         for inputs, targets in self._batches():
-            loss = self.learner.step(inputs, targets, self.samples)
-            self.samples += len(targets)
-            self.meter.add(loss, self.samples)
-            if self.clock.step_ended(self.samples):
-                self._report()
-            if self.samples // every > (self.samples - len(targets)) // every:
-                self._evaluate()
-            if stopped_by := self._stopped_by():
+            loss = self.learner.step(inputs, targets, self.fleet.samples)
+            self.meter.add(loss, self.fleet.reading)
+            if self.fleet.is_between_rounds and not self._goes_on():
                 break
-        else:
-            stopped_by = "epochs"
+        else:  # not on every rank does the last round end with a batch
+            self.samples = self.total_samples
         if not self.evaluations or self.evaluations[-1].samples != self.samples:
             self._evaluate()
-        return stopped_by
+        self.stopped_by = self.stopped_by or "epochs"
+
+    def _goes_on(self) -> bool:
+        """After a round: evaluate, meet and restart when it is time; return whether to go on."""
+        before, every = self.fleet.samples, self.settings.eval_every or self.epoch_samples
+        self.samples = before + self.fleet.learners * self.settings.batch_size
+        if self.samples >= self.total_samples:
+            return True
+        self.clock.step_ended(self.samples)
+        if self.samples // every > before // every:
+            self._evaluate()
+        elif self.meetings.is_due():
+            self._meet()
+        if self._has_dropped(before):
+            self.fleet.restart()
+            self._write("restart", samples=self.samples)
+        return self.stopped_by is None
 
     def _batches(self) -> Iterator[tuple[Tensor, Tensor]]:
-        device, channels_last = self.learner.device, self.settings.channels_last
-        batches = read(
+        return self.fleet.batches(
             self.task.train,
-            stretches(0, self.total_samples, self.settings.batch_size),
+            self.settings.batch_size,
+            self.settings.epochs,
             seed=self.settings.seed,
             prepare=self.task.prepare,
             collate=self.task.collate,
         )
-        if device.type == "cpu" and not channels_last:
-            return batches
-        return (
-            (_place(inputs, device, channels_last), targets.to(device))
-            for inputs, targets in batches
-        )
 
-    def _stopped_by(self) -> str | None:
+    def _has_dropped(self, before: int) -> bool:
+        """Whether the learning rate falls here by a step, if that matters."""
+        if not parse_averaging(self.settings.sync).restart:
+            return False
+        return self.learner.rate(self.samples) < RESTART_DROP * self.learner.rate(before)
+
+    def _meet(self) -> None:
+        """Hear all ranks; tell the log and the display where training stands."""
+        try:
+            losses, error = self.meter.read(), None
+        except DivergedError as diverged:
+            losses, error = [], diverged
+        word = _Word(losses, error, self.interrupts.seen, self.clock.seconds())
+        words: list[_Word] = self.fleet.world.gather(word)
+        for said in words:
+            if said.error:
+                raise said.error
+        self.meetings.held_at(words[0].seconds)
         limit = self.settings.time_limit_s
-        if self.target_median:
-            return "target"
-        if self.interrupts.seen:
-            return "interrupt"
-        if limit is not None and self.clock.seconds() >= limit:
-            return "time limit"
-        return None
+        if any(said.was_interrupted for said in words):
+            self.stopped_by = "interrupt"
+        elif limit is not None and words[0].seconds >= limit:
+            self.stopped_by = "time limit"
+        all_losses = [loss for said in words for loss in said.losses]
+        if all_losses:
+            self._report(statistics.fmean(all_losses))
 
-    def _report(self) -> None:
-        """Tell the log and the display where training stands."""
+    def _report(self, loss: float) -> None:
         report = TrainReport(
             samples=self.samples,
             epoch=self.samples / self.epoch_samples,
-            loss=self.meter.read(),
+            loss=loss,
             lr=self.learner.optimizer.param_groups[0]["lr"],
             samples_per_second=self.clock.lap_speed(self.samples),
             seconds=self.clock.seconds(),
         )
-        self.log.write("train", **report._asdict())
+        self._write("train", **report._asdict())
         self.display.trained(report)
 
     def _evaluate(self) -> None:
-        """Score the model, with the clock of training stopped."""
-        if self.meter:
-            self._report()
-        with self.clock.paused():
-            scores = evaluate(self.learner.model, self.task, forward=self.learner.forward)
+        """Score the central model, with the clock of training stopped."""
+        self._meet()
+        with self.clock.paused(), self.fleet.central():
+            scores = evaluate(
+                self.learner.model,
+                self.task,
+                forward=self.learner.forward,
+                world=self.fleet.world,
+            )
+        if math.isnan(scores.loss):
+            raise DivergedError(
+                f"the test loss became nan at sample {self.samples}: try a lower --lr, or a warm-up"
+            )
         report = EvalReport(
             samples=self.samples,
             epoch=self.samples / self.epoch_samples,
@@ -246,7 +311,7 @@ class _Run:
             seconds=self.clock.seconds(),
         )
         self.evaluations.append(report)
-        self.log.write("eval", **report._asdict())
+        self._write("eval", **report._asdict())
         self.display.evaluated(report)
         self._check_target()
 
@@ -260,8 +325,13 @@ class _Run:
             self.target_first = now
         if len(last) == TARGET_WINDOW and reached(statistics.median(last), target):
             self.target_median = now
+            self.stopped_by = "target"
 
-    def _result(self, stopped_by: str, parameters: int) -> Result:
+    def _write(self, event: str, **values: Any) -> None:
+        if self.log:
+            self.log.write(event, **values)
+
+    def _result(self, parameters: int) -> Result:
         last = self.evaluations[-1]
         return Result(
             task=self.task.name,
@@ -278,13 +348,33 @@ class _Run:
             train_seconds=self.clock.train_seconds(),
             first_step_seconds=self.clock.first_step_seconds,
             samples_per_second=self.clock.speed(self.samples),
-            learners=1,
-            ranks=1,
+            learners=self.fleet.learners,
+            ranks=self.fleet.world.size,
             seed=self.settings.seed,
             parameters=parameters,
-            stopped_by=stopped_by,
-            run_dir=str(self.log.path),
+            stopped_by=str(self.stopped_by),
+            run_dir=str(self.log.path) if self.log else "",
         )
+
+
+class _Meetings:
+    """Decides after which rounds ranks meet: about two a second, and the same for all of them."""
+
+    def __init__(self) -> None:
+        self._rounds = self._interval = 1
+        self._last_seconds = 0.0
+
+    def is_due(self) -> bool:
+        """Count a round; return whether it ends with a meeting."""
+        self._rounds -= 1
+        return self._rounds <= 0
+
+    def held_at(self, seconds: float) -> None:
+        """Plan the next meeting, by the first rank's clock."""
+        elapsed = max(seconds - self._last_seconds, 1e-9)
+        wanted = round(self._interval * REPORT_INTERVAL_S / elapsed)
+        self._interval = min(max(wanted, 1), 4 * self._interval)
+        self._rounds, self._last_seconds = self._interval, seconds
 
 
 class _Interrupts:
@@ -333,6 +423,8 @@ def _check(task: Task, settings: Config) -> None:
             f"batch size {settings.batch_size} is above the {n} training samples of {task.name}: "
             f"give 1 to {n}"
         )
+    if not len(task.test):
+        raise InputError(f"{task.name} has no samples to evaluate on: give one or more")
     if (
         settings.label_smoothing
         and "label_smoothing" not in inspect.signature(task.loss).parameters
@@ -343,9 +435,19 @@ def _check(task: Task, settings: Config) -> None:
         )
 
 
-def _choose_device(name: str) -> torch.device:
+def _make_fleet(learner: _Learner, settings: Config, name: str) -> Fleet:
+    averaging = parse_averaging(settings.sync)
+    return Fleet(learner.model, learner.optimizer, averaging, learners=settings.learners, name=name)
+
+
+def _make_log(task: Task, settings: Config) -> RunLog:
+    return RunLog.create(settings.run_dir, task.name, settings.to_json())
+
+
+def _choose_device(name: str, world: World) -> torch.device:
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        gpus = torch.cuda.device_count()
+        return torch.device("cuda", world.local_rank % gpus) if gpus else torch.device("cpu")
     try:
         device = torch.device(name)
         torch.empty(0, device=device)
@@ -380,8 +482,12 @@ def _make_optimizer(model: nn.Module, settings: Config) -> torch.optim.Optimizer
 
 def _make_schedule(task: Task, settings: Config) -> schedule.Schedule:
     """The share of the full learning rate, as a function of samples seen."""
-    n = len(task.train)
-    return schedule.parse(settings.schedule, 1.0, n, math.ceil(settings.epochs * n))
+    return schedule.parse(settings.schedule, 1.0, len(task.train), _total_samples(task, settings))
+
+
+def _total_samples(task: Task, settings: Config) -> int:
+    """Rounded, for 0.07 epochs of 100 samples are 7.000000000000001."""
+    return max(1, round(settings.epochs * len(task.train)))
 
 
 def _place(inputs: Tensor, device: torch.device, channels_last: bool) -> Tensor:

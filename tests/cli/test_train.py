@@ -53,6 +53,13 @@ def test_train_prints_progress_and_a_summary(tmp_path):
         assert word in done.stdout
 
 
+def test_the_summary_is_never_cut(tmp_path):
+    deep = tmp_path / ("long-" * 20) / ("name-" * 20)
+    done = run_cli("train", "mlp-digits", "--epochs", "1", "--run-dir", str(deep), cwd=tmp_path)
+    assert str(deep) in done.stdout
+    assert "…" not in done.stdout
+
+
 def test_quiet_prints_nothing(tmp_path):
     done = run_cli(*QUICK, cwd=tmp_path)
     assert (done.stdout, done.stderr, done.returncode) == ("", "", 0)
@@ -96,7 +103,7 @@ BAD = {
     "unknown schedule option": ([*QUICK, "--schedule", "cosine:warm=1"], "'warmup'"),
     "unknown optimizer": ([*QUICK, "--optimizer", "adamv"], "did you mean 'adam'?"),
     "unknown optimizer option": ([*QUICK, "--optimizer", "sgd:momentun=1"], "'momentum'"),
-    "optimizer value": ([*QUICK, "--optimizer", "sgd:momentum=-1"], "can't be made"),
+    "optimizer value": ([*QUICK, "--optimizer", "sgd:momentum=-1"], "can't be used"),
     "unknown precision": ([*QUICK, "--precision", "bf17"], "did you mean 'bf16'?"),
     "no number": ([*QUICK, "--batch-size", "many"], "invalid int value: 'many'"),
     "batch size of zero": ([*QUICK, "--batch-size", "0"], "batch size 0 is not possible"),
@@ -104,6 +111,9 @@ BAD = {
     "nan rate": ([*QUICK, "--lr", "nan"], "learning rate nan is not possible"),
     "infinite rate": ([*QUICK, "--lr", "inf"], "learning rate inf is not possible"),
     "negative rate": ([*QUICK, "--lr", "-0.1"], "learning rate -0.1 is not possible"),
+    "seed": ([*QUICK, "--seed", str(2**64)], f"seed {2**64} is not possible"),
+    "nan momentum": ([*QUICK, "--optimizer", "sgd:momentum=nan"], "momentum=nan is not possible"),
+    "endless epochs": ([*QUICK, "--epochs", "1e300"], "epochs 1e+300 is not possible"),
     "no epochs": ([*QUICK, "--epochs", "0"], "epochs 0.0 is not possible"),
     "infinite epochs": ([*QUICK, "--epochs", "inf"], "epochs inf is not possible"),
     "label smoothing": ([*QUICK, "--label-smoothing", "1"], "label smoothing 1.0"),
@@ -119,9 +129,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_bad_input_is_one_line_exit_code_2_and_nothing_written(
-    case, tmp_path, monkeypatch, capsys
-):
+def test_bad_input_is_one_line_exit_code_2_and_nothing_written(case, tmp_path, monkeypatch, capsys):
     argv, message = BAD[case]
     monkeypatch.chdir(tmp_path)
     assert main(argv) == 2
@@ -140,6 +148,13 @@ def test_a_run_directory_that_holds_a_run_is_refused_and_left_alone(tmp_path, ca
     assert main(argv) == 2
     assert "already holds a run" in capsys.readouterr().err
     assert {p: p.read_bytes() for p in (tmp_path / "run").iterdir()} == before
+
+
+def test_runs_that_can_not_be_counted_are_refused(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("runs").touch()
+    assert main(QUICK) == 2
+    assert "run directory runs/mlp-digits can't be made" in capsys.readouterr().err
 
 
 def test_a_run_directory_below_a_file_is_refused(tmp_path, capsys):

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from crossbow.data.order import Indices, hash64, permutation, sample_indices, sample_keys
+from crossbow.data.order import hash64, permutation, sample_indices, sample_keys
 
 
 def stream(seed: int, n: int, start: int, stop: int) -> list[int]:
@@ -81,9 +81,24 @@ def test_keys_are_a_pure_function_of_seed_and_position() -> None:
 
 
 def test_every_bit_of_a_key_is_set_half_of_the_time() -> None:
-    keys: Indices = sample_keys(0, np.arange(10_000))
+    keys = sample_keys(0, np.arange(10_000))
     bits = np.unpackbits(keys.view(np.uint8)).reshape(10_000, 64)
     assert np.abs(bits.mean(0) - 0.5).max() < 0.025
+
+
+def test_the_hash_is_splitmix64_in_plain_integers() -> None:
+    def mix(x: int) -> int:
+        x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
+        x = (x ^ (x >> 27)) * 0x94D049BB133111EB % 2**64
+        return x ^ (x >> 31)
+
+    def advance(state: int, word: int) -> int:
+        golden = 0x9E3779B97F4A7C15
+        return mix(((state + word) * golden + golden) % 2**64)
+
+    counters = [0, 1, 5, 2**40]
+    expected = [advance(advance(advance(0, 7), 2**64 - 1), counter) for counter in counters]
+    assert hash64(np.array(counters), 7, -1).tolist() == expected
 
 
 def test_keys_have_a_hash_stream_of_their_own() -> None:

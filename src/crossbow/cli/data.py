@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from crossbow.data.catalog import Entry
-    from crossbow.data.fetch import Progress
+    from crossbow.data.download import Progress
 
 _HEADER = ("NAME", "TRAIN", "TEST", "SHAPE", "CLASSES", "SIZE", "STATE")
 

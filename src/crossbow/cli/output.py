@@ -1,7 +1,8 @@
 """What commands share about their output files."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -17,3 +18,15 @@ def check_json_path(path: Path | None) -> None:
 def write_json(path: Path, values: Mapping[str, Any]) -> None:
     """Write the values as a person would like to read them."""
     path.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+
+
+def print_rows(rows: Sequence[Sequence[str]]) -> None:
+    """Print a table as aligned plain text, which no terminal's width cuts.
+
+    The last cell of a row may be of any length: nothing stands to its right.
+    """
+    inner = zip_longest(*(row[:-1] for row in rows), fillvalue="")
+    widths = [max(map(len, column)) for column in inner]
+    for *cells, last in rows:
+        padded = [cell.ljust(width) for cell, width in zip(cells, widths, strict=False)]
+        print("  ".join([*padded, last]))

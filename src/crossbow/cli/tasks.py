@@ -1,7 +1,15 @@
 """`crossbow tasks`: what there is to train."""
 
 import argparse
-from typing import Any
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+from crossbow.cli.output import print_rows
+
+if TYPE_CHECKING:
+    from crossbow.zoo.tasks import Entry
+
+_HEADER = [("TASK", "DATA", "BATCH", "EPOCHS", "LR"), ("", "SCHEDULE")]
 
 
 def add_parser(commands: "argparse._SubParsersAction[Any]") -> None:
@@ -9,24 +17,24 @@ def add_parser(commands: "argparse._SubParsersAction[Any]") -> None:
     parser = commands.add_parser(
         "tasks",
         help="list the tasks and their recipes",
-        description="List the tasks: data, batch size, epochs, and what else their recipes say.",
+        description="List the tasks: their data, and what their recipes say.",
         allow_abbrev=False,
     )
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the table."""
-    from rich.console import Console
-    from rich.table import Table
-
-    from crossbow.config import DEFAULTS
+    """Print two lines a task: a schedule can be too long to stand beside the rest."""
     from crossbow.zoo.tasks import TASKS
 
-    table = Table("task", "data", "batch", "epochs", "lr", "schedule", "optimizer", box=None)
-    for name, entry in TASKS.items():
-        recipe = entry.recipe.over(DEFAULTS)
-        rest = (recipe.batch_size, recipe.epochs, recipe.lr, recipe.schedule, recipe.optimizer)
-        table.add_row(name, entry.data, *map(str, rest))
-    Console().print(table, highlight=False, soft_wrap=True)
+    entries = (_describe(name, entry) for name, entry in TASKS.items())
+    print_rows([*_HEADER, *chain.from_iterable(entries)])
     return 0
+
+
+def _describe(name: str, entry: "Entry") -> list[tuple[str, ...]]:
+    from crossbow.config import DEFAULTS
+
+    recipe = entry.recipe.over(DEFAULTS)
+    numbers = map(str, (recipe.batch_size, recipe.epochs, recipe.lr))
+    return [(name, entry.data, *numbers), ("", recipe.schedule)]

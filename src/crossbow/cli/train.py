@@ -1,12 +1,14 @@
 """`crossbow train`: train a task."""
 
 import argparse
+import os
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from crossbow.cli.output import check_json_path, write_json
+from crossbow.cli.output import check_json_path, print_rows, write_json
 from crossbow.config import DEFAULTS, PRECISIONS, Config
+from crossbow.errors import InputError
 
 if TYPE_CHECKING:
     from crossbow.trainer import Result
@@ -17,6 +19,7 @@ What is not said comes from the task's published recipe.
 examples:
   crossbow train resnet8-digits
   crossbow train resnet32-cifar10 --batch-size 16 --epochs 30 --target 0.88
+  crossbow train lenet-fashion --learners 4
   crossbow train lenet-mnist --lr 0.02 --schedule cosine:warmup=1
   crossbow train resnet8-cifar10 --optimizer adamw:weight_decay=0.05,fused=true --lr 0.002
   crossbow train gpt-text --text book.txt --precision bf16 --compile
@@ -51,6 +54,26 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     )
     recipe.add_argument("--label-smoothing", type=float, metavar="SHARE", help="0 to 1")
     recipe.add_argument("--seed", type=int, help=f"default {DEFAULTS.seed}")
+    fleet = parser.add_argument_group("learners")
+    fleet.add_argument(
+        "--learners",
+        type=int,
+        metavar="K",
+        help=f"replicas, each with its own batches; default {DEFAULTS.learners}",
+    )
+    fleet.add_argument(
+        "--ranks",
+        type=int,
+        metavar="R",
+        help="processes that share the learners, each on a core; default: as many as there are "
+        "cores, at most K",
+    )
+    fleet.add_argument(
+        "--sync",
+        metavar="SPEC",
+        help="how learners are averaged: sma:alpha=0.25,momentum=0.9,restart=true; "
+        f"default {DEFAULTS.sync}",
+    )
     stop = parser.add_argument_group("when to evaluate and when to stop")
     stop.add_argument(
         "--target", type=float, metavar="VALUE", help="stop when the median of 5 evaluations is met"
@@ -79,20 +102,44 @@ def run(args: argparse.Namespace) -> int:
     """Train, then say what was reached."""
     config = config_from(args)
     check_json_path(args.json)
+    ranks = choose_ranks(config.learners or 1, args.ranks)
+    named = (args.task, args.data_dir, args.text, config, args.quiet)
+    if ranks == 1:
+        result, was_interrupted = train_named(*named)
+    else:
+        from crossbow.comm.launch import launch
 
-    from crossbow.trainer import Interrupted, train
-    from crossbow.zoo import tasks
-
-    task = tasks.get(args.task, data_dir=args.data_dir, text=args.text)
-    try:
-        result, code = train(task, config, quiet=args.quiet), 0
-    except Interrupted as interrupted:
-        result, code = interrupted.result, 130
+        result, was_interrupted = launch(ranks, train_named, *named)[0]
     if args.json:
         write_json(args.json, asdict(result))
     if not args.quiet:
         summarize(result)
-    return code
+    return 130 if was_interrupted else 0
+
+
+def choose_ranks(learners: int, asked: int | None) -> int:
+    """Return how many processes share the learners; under a launcher, this is one of its own."""
+    if asked is not None and not 1 <= asked <= learners:
+        raise InputError(
+            f"--ranks {asked} is not possible with {learners} learners: give 1 to {learners}"
+        )
+    if "WORLD_SIZE" in os.environ:
+        return 1
+    return asked or min(learners, len(os.sched_getaffinity(0)))
+
+
+def train_named(
+    name: str, data_dir: Path | None, text: Path | None, config: Config, quiet: bool
+) -> "tuple[Result, bool]":
+    """In a rank: train; return the result and whether Ctrl-C ended it."""
+    from crossbow.trainer import Interrupted, train
+    from crossbow.zoo import tasks
+
+    task = tasks.get(name, data_dir=data_dir, text=text)
+    try:
+        return train(task, config, quiet=quiet), False
+    except Interrupted as interrupted:
+        return interrupted.result, True
 
 
 def config_from(args: argparse.Namespace) -> Config:
@@ -103,21 +150,25 @@ def config_from(args: argparse.Namespace) -> Config:
 
 def summarize(result: "Result") -> None:
     """Print the closing summary."""
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table.grid(padding=(0, 2))
     share = result.metric_name == "accuracy"
     shown = f"{result.metric:.2%}" if share else f"{result.metric:.4f}"
-    table.add_row(f"test {result.metric_name}", f"[bold]{shown}[/bold]   (loss {result.loss:.4f})")
+    rows = [(f"test {result.metric_name}", f"{shown}   (loss {result.loss:.4f})")]
     if result.target is not None:
-        table.add_row("target", _describe_target(result))
-    table.add_row("trained", f"{result.epochs:.4g} epochs, ended by {result.stopped_by}")
-    table.add_row("time", f"{result.seconds:.1f} s, of these {result.train_seconds:.1f} s training")
-    table.add_row("speed", f"{result.samples_per_second:,.0f} samples/s")
-    table.add_row("run", f"{result.run_dir}/  (model.safetensors, log.jsonl, result.json)")
-    table.add_row("next", f"crossbow train {result.task} --help")
-    Console().print(table, highlight=False, soft_wrap=True)
+        rows.append(("target", _describe_target(result)))
+    rows += [
+        ("trained", f"{result.epochs:.4g} epochs, ended by {result.stopped_by}"),
+        ("time", f"{result.seconds:.1f} s, of these {result.train_seconds:.1f} s training"),
+        ("speed", f"{result.samples_per_second:,.0f} samples/s{_describe_crew(result)}"),
+        ("run", f"{result.run_dir}/  (model.safetensors, log.jsonl, result.json)"),
+        ("next", f"crossbow train {result.task} --help"),
+    ]
+    print_rows(rows)
+
+
+def _describe_crew(result: "Result") -> str:
+    if result.learners == 1:
+        return ""
+    return f", {result.learners} learners on {result.ranks} rank{'s' * (result.ranks > 1)}"
 
 
 def _describe_target(result: "Result") -> str:

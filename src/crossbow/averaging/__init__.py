@@ -1,0 +1,1 @@
+"""Averaging: what learners exchange, and when."""

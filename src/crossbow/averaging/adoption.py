@@ -1,0 +1,201 @@
+"""Adoption: from a user's model and optimizer to learners in an arena."""
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from crossbow.arena import Arena, adoptable_buffers, adoptable_parameters, plan
+from crossbow.averaging.family import Averaging
+from crossbow.averaging.hosts import Exchange
+from crossbow.averaging.synchronous import Synchronous
+from crossbow.comm.shared import Carver, Clocks, Peer, map_block
+from crossbow.comm.world import World, join
+from crossbow.data.order import hash64
+from crossbow.engines.sequential import Sequential
+from crossbow.errors import InputError
+
+_RANDOM = 3  # the hash stream of the learners' random streams; 1 and 2 are data/order.py's
+
+_BLIND_OPTIMIZERS = (
+    torch.optim.Adagrad,
+    torch.optim.Adam,
+    torch.optim.AdamW,
+    torch.optim.NAdam,
+    torch.optim.RAdam,
+    torch.optim.RMSprop,
+    torch.optim.SGD,
+)
+"""Without weight decay, their move doesn't depend on the weights that it is added to."""
+
+
+def adopt(
+    model: nn.Module,
+    optimizer: Optimizer,
+    averaging: Averaging,
+    world: World,
+    shares: Sequence[range],
+    name: str,
+) -> tuple[Synchronous, ExitStack]:
+    """Move the model into an arena; return its averaging, and a stack that undoes it all.
+
+    Args:
+        model: becomes views of the first of this rank's learners.
+        optimizer: of the model.
+        averaging: the settings.
+        world: this rank's place; all ranks adopt together.
+        shares: the learners of every rank.
+        name: of the run.
+    """
+    k = shares[-1].stop
+    alpha = averaging.pull(k)
+    parameters, buffers = adoptable_parameters(model), adoptable_buffers(model)
+    _check_optimizer(optimizer, model, parameters)
+    device = _only_device([*parameters, *buffers])
+    # a GPU's rows lie in its own memory: to the averaging, each is a host
+    house = world if device.type == "cpu" else replace(world, local_rank=0, local_size=1)
+    local = shares[house.first_local : house.first_local + house.local_size]
+    mine = [learner - local[0].start for learner in shares[world.rank]]
+    layouts = plan(parameters), plan(buffers)
+    with ExitStack() as stack:
+        if join(world):
+            stack.callback(dist.destroy_process_group)
+        if device.type == "cpu":  # with more threads, a sum's bits depend on the number of cores
+            stack.callback(torch.set_num_threads, torch.get_num_threads())
+            torch.set_num_threads(1)
+        _broadcast([tensor for _, tensor in (*parameters, *buffers)], world)
+        count = local[-1].stop - local[0].start
+        clock_block, rows = _allocate(house, Arena.bytes(*layouts, count), device, name)
+        arena = Arena(*layouts, count, Carver(rows))
+        if house.local_rank == 0:
+            arena.fill({name: tensor.detach() for name, tensor in (*parameters, *buffers)})
+        states = _random_states(shares[world.rank], world)  # no rank goes on before rows are filled
+        engine = Sequential(model, optimizer, arena, mine, states)
+        clocks = stack.enter_context(
+            _in_order(world, house, clock_block, arena, (k, alpha, averaging.momentum))
+        )
+        average = Synchronous(
+            arena,
+            engine,
+            clocks,
+            mine,
+            k,
+            alpha,
+            averaging.momentum,
+            pulls_first=_is_blind(optimizer),
+            makes_slices=not house.spans_hosts,
+            barrier=lambda: world.gather(None),
+        )
+        for register, hook in (
+            (optimizer.register_step_pre_hook, average.before_move),
+            (optimizer.register_step_post_hook, average.after_move),
+        ):
+            handle = register(lambda *_, hook=hook: torch.no_grad()(hook)())
+            stack.callback(handle.remove)
+        return average, stack.pop_all()
+
+
+@contextmanager
+def _in_order(
+    world: World,
+    house: World,
+    clock_block: Tensor,
+    arena: Arena,
+    settings: tuple[int, float, float],
+) -> Iterator[Clocks]:
+    """Give this rank its clock, and between hosts the thread that moves the central model."""
+    central_clock = house.local_size
+    pids = world.gather(os.getpid())[house.first_local :][: house.local_size]
+    with ExitStack() as stack:
+        peers = {
+            rank: stack.enter_context(closing(Peer(f"rank {house.first_local + rank}", pid)))
+            for rank, pid in enumerate(pids)
+        }
+        if not house.spans_hosts:
+            others = {rank: peer for rank, peer in peers.items() if rank != house.local_rank}
+            yield Clocks(clock_block, house.local_rank, others)
+            return
+        firsts = sorted(set(world.gather(house.first_local)))
+        backend = "gloo" if arena.blocks[0].rows.device.type == "cpu" else "nccl"
+        group = dist.new_group(firsts, backend=backend)
+        watched = {central_clock: peers[0]}
+        if house.local_rank != 0:
+            yield Clocks(clock_block, house.local_rank, watched)
+            return
+        exchange = Exchange(arena, clock_block, central_clock, peers, group, *settings)
+        clocks = Clocks(clock_block, 0, watched, exchange.check)
+        stack.callback(lambda: exchange.finish(clocks.now()))
+        yield clocks
+
+
+def _allocate(
+    house: World, row_bytes: int, device: torch.device, name: str
+) -> tuple[Tensor, Tensor]:
+    """Memory for the clocks and for the rows; both are shared, but for the rows of a GPU."""
+    clock_bytes = Clocks.BYTES_EACH * (house.local_size + 1)
+    if device.type == "cpu":
+        block = map_block(house, clock_bytes + row_bytes, name)
+        return block[:clock_bytes], block[clock_bytes:]
+    rows = torch.zeros(row_bytes, dtype=torch.uint8, device=device)
+    return map_block(house, clock_bytes, name), rows
+
+
+def _broadcast(tensors: Sequence[Tensor], world: World) -> None:
+    """Let every rank begin with rank 0's values."""
+    if world.size > 1:
+        for tensor in tensors:
+            values = tensor.detach().cpu().contiguous()
+            dist.broadcast(values, src=0)
+            tensor.data.copy_(values)
+
+
+def _random_states(learners: range, world: World) -> list[Tensor]:
+    """Where the random stream of each learner begins: the first goes on with rank 0's."""
+    seed, state = world.broadcast((torch.initial_seed(), torch.get_rng_state()))
+    seeds = hash64(np.arange(learners.start, learners.stop), seed, _RANDOM).tolist()
+    return [
+        torch.Generator().manual_seed(own % 2**63).get_state() if learner else state
+        for learner, own in zip(learners, seeds, strict=True)
+    ]
+
+
+def _is_blind(optimizer: Optimizer) -> bool:
+    decays = any(group.get("weight_decay", 0) for group in optimizer.param_groups)
+    return type(optimizer) in _BLIND_OPTIMIZERS and not decays
+
+
+def _check_optimizer(
+    optimizer: Optimizer, model: nn.Module, adopted: Sequence[tuple[str, nn.Parameter]]
+) -> None:
+    """Refuse an optimizer that holds more or less than what learns in the model."""
+    held = {id(p): p for group in optimizer.param_groups for p in group["params"]}
+    known = {id(p) for p in model.parameters()}
+    for number, parameter in held.items():
+        if number not in known:
+            raise InputError(
+                f"the optimizer holds a parameter of shape {tuple(parameter.shape)} that the model "
+                "doesn't have: make it from this model's parameters()"
+            )
+    for name, parameter in adopted:
+        if id(parameter) not in held:
+            raise InputError(
+                f"parameter {name!r} learns, but the optimizer doesn't hold it: "
+                "give it to the optimizer, or freeze it with requires_grad_(False)"
+            )
+
+
+def _only_device(tensors: Sequence[tuple[str, Tensor]]) -> torch.device:
+    first_name, first = tensors[0]
+    for name, tensor in tensors:
+        if tensor.device != first.device:
+            raise InputError(
+                f"{name!r} is on {tensor.device} and {first_name!r} on {first.device}: "
+                "a learner lives on one device"
+            )
+    return first.device

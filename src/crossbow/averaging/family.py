@@ -1,0 +1,125 @@
+"""The family: averagings as settings of one pair of equations.
+
+Synchronous model averaging keeps k learners w_j together through a central model z. With c_j taken
+before the local move d_j of the learner's own optimizer, a step is
+
+    c_j = alpha * (w_j - z)
+    w_j <- w_j + d_j - c_j
+    z   <- z + sum_j c_j + mu * (z - z_previous)
+
+Koliousis et al., CROSSBOW, VLDB 2019. With mu = 0 it is EASGD (Zhang et al., 2015).
+
+The functions below are one learner's row and one slice of the central model, in place. Both are
+linear combinations, written so that each passes over memory as seldom as it can.
+"""
+
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor, lerp
+
+from crossbow.errors import InputError, check_choice
+from crossbow.spec import parse_spec
+
+
+@dataclass(frozen=True)
+class Averaging:
+    """One member of the family."""
+
+    alpha: float | None
+    """The pull of the central model on the learners; None is 1/k, for k learners."""
+    momentum: float
+    """Of the central model; mu above."""
+    restart: bool = False
+    """Whether a drop of the learning rate restarts all learners at the central model."""
+
+    def pull(self, num_learners: int) -> float:
+        """Return alpha for so many learners; refuse one under which the mean is unstable."""
+        alpha = 1 / num_learners if self.alpha is None else self.alpha
+        check_stable(num_learners, alpha, self.momentum)
+        return alpha
+
+
+def sma(alpha: float | None = None, momentum: float = 0.9, restart: bool = False) -> Averaging:
+    """Synchronous model averaging as published: alpha = 1/k, central momentum 0.9."""
+    if alpha is not None and not (math.isfinite(alpha) and 0 < alpha <= 1):
+        raise InputError(f"alpha {alpha} is not possible: give a number above 0, at most 1")
+    if not (math.isfinite(momentum) and 0 <= momentum < 1):
+        raise InputError(f"momentum {momentum} is not possible: give 0 or more, below 1")
+    return Averaging(alpha, momentum, restart)
+
+
+AVERAGINGS: Mapping[str, Callable[..., Averaging]] = {"sma": sma}
+
+
+def parse(spec: str) -> Averaging:
+    """Return the averaging that `spec` names, such as `sma:alpha=0.25,momentum=0.9`."""
+    name, options = parse_spec(spec)
+    make = AVERAGINGS[check_choice("averaging", name, AVERAGINGS)]
+    for option in options:
+        check_choice(f"option of {name}", option, inspect.signature(make).parameters)
+    for option, value in options.items():
+        wants = bool if option == "restart" else int | float
+        if not isinstance(value, wants) or (isinstance(value, bool) and wants is not bool):
+            raise InputError(f"{option} {value!r} of {name} is not possible: see --help")
+    return make(**options)
+
+
+def check_stable(num_learners: int, alpha: float, momentum: float) -> None:
+    """Refuse a pull under which the common motion of learners and central model grows.
+
+    For the mean m of the learners, without local moves, the step is m <- m - alpha * (m - z) and
+    z <- z + k * alpha * (m - z) + mu * (z - z_previous). Its characteristic polynomial has a root
+    outside the unit circle if k * alpha >= (1 + mu) * (2 - alpha).
+    """
+    if num_learners * alpha < (1 + momentum) * (2 - alpha):
+        return
+    bound = 2 * (1 + momentum) / (num_learners + 1 + momentum)
+    raise InputError(
+        f"alpha {alpha:g} is unstable for {num_learners} learners at momentum {momentum:g}: "
+        f"give less than {bound:.4g}; the default is 1/{num_learners}"
+    )
+
+
+def pull_first(after: Tensor, before: Tensor, central: Tensor, alpha: float) -> None:
+    """Set after = before - alpha * (before - central), to which the local move is added next.
+
+    One pass; right only for optimizers whose move doesn't depend on the weights it is added to.
+    """
+    lerp(before, central, alpha, out=after)
+
+
+def pull_last(after: Tensor, before: Tensor, central: Tensor, alpha: float) -> None:
+    """Subtract alpha * (before - central) from the row after its local move."""
+    after.add_(central, alpha=alpha).sub_(before, alpha=alpha)
+
+
+def advance(
+    oldest: Tensor,
+    central: Tensor,
+    rows: Sequence[Tensor],
+    num_learners: int,
+    alpha: float,
+    momentum: float,
+) -> None:
+    """Turn z(t-1), in place, into z(t+1), given z(t) and rows that sum up to all learners at t.
+
+    z(t+1) = (1 + mu - k * alpha) * z(t) - mu * z(t-1) + alpha * sum_j w_j(t)
+    """
+    oldest.mul_(-momentum).add_(central, alpha=1 + momentum - num_learners * alpha)
+    for row in rows:  # in learner order, so that the bits don't depend on who computes
+        oldest.add_(row, alpha=alpha)
+
+
+def average(out: Tensor, rows: Sequence[Tensor], num_learners: int) -> None:
+    """Set out to the mean of all learners, given rows that sum up to them.
+
+    Integers (how many batches a batch norm has seen) are the same for all: the first one's count.
+    """
+    out.copy_(rows[0])
+    if out.is_floating_point():
+        for row in rows[1:]:
+            out.add_(row)
+        out.div_(num_learners)

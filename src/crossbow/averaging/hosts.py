@@ -1,0 +1,100 @@
+"""Hosts: the central model between hosts, moved in the background.
+
+The first rank of each host runs a thread. As soon as all learners of its host hold their rows of
+step t, it sums them, all-reduces the sum with the other hosts, and makes the central model of step
+t + 1, which learners want at the end of step t + 1: so a whole step hides what the links take.
+
+What travels is a sum over learners, so a host weighs in by its learners. All hosts complete the
+same steps, and so run the same reductions, the last one after the last step.
+"""
+
+import threading
+from collections.abc import Mapping
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from crossbow.arena import Arena
+from crossbow.averaging.family import advance, average
+from crossbow.comm.shared import Clocks, Peer
+from crossbow.comm.world import PeerError
+
+
+class Exchange:
+    """The thread of a host's first rank."""
+
+    def __init__(
+        self,
+        arena: Arena,
+        clock_block: Tensor,
+        mine: int,
+        ranks: Mapping[int, Peer],
+        group: dist.ProcessGroup,
+        num_learners: int,
+        alpha: float,
+        momentum: float,
+    ) -> None:
+        """Start it.
+
+        Args:
+            arena: the rows of this host.
+            clock_block: the clocks of this host.
+            mine: the central model's own clock.
+            ranks: the clocks of this host's ranks.
+            group: the first ranks of all hosts.
+            num_learners: of all hosts.
+            alpha: the pull.
+            momentum: of the central model.
+        """
+        self._arena, self._group = arena, group
+        self._clocks = Clocks(clock_block, mine, ranks, self.has_finished)
+        self._num_learners, self._alpha, self._momentum = num_learners, alpha, momentum
+        self._sums = [torch.empty_like(block.central[0]) for block in arena.blocks]
+        self._last: int | None = None
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="crossbow-exchange", daemon=True)
+        self._thread.start()
+
+    def check(self, step: int) -> bool:
+        """Raise what ended the thread before it could make this step; False otherwise."""
+        if self._failure:
+            raise PeerError(f"the exchange with other hosts failed: {self._failure}")
+        return False
+
+    def finish(self, last: int) -> None:
+        """Return once the reduction after the last step is done."""
+        self._last = last
+        self._thread.join()
+
+    def has_finished(self, step: int) -> bool:
+        """Whether `step` lies after the last one."""
+        return self._last is not None and step > self._last
+
+    def _run(self) -> None:
+        torch.set_num_threads(1)  # of this thread; the learners need the cores
+        try:
+            step = 0
+            while not self.has_finished(step) and self._clocks.wait(step):
+                self._reduce(step % 2)
+                step += 1
+                self._clocks.advance(step)
+        except (RuntimeError, PeerError) as error:
+            self._failure = error
+
+    def _reduce(self, parity: int) -> None:
+        """Make the central model of the other parity."""
+        k, alpha, momentum = self._num_learners, self._alpha, self._momentum
+        for block, total in zip(self._arena.blocks, self._sums, strict=True):
+            first, *others = block.rows[parity]
+            total.copy_(first)
+            if total.is_floating_point():
+                for row in others:
+                    total.add_(row)
+                dist.all_reduce(total, group=self._group)
+        for block, total in zip(self._arena.blocks, self._sums, strict=True):
+            oldest, central = block.central[1 - parity], block.central[parity]
+            if block.is_pulled:
+                advance(oldest, central, [total], k, alpha, momentum)
+            else:
+                average(oldest, [total], k)

@@ -1,0 +1,1 @@
+"""Bench: ours and the peers, side by side, in one run."""

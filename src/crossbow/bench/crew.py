@@ -1,0 +1,121 @@
+"""Crew: processes that stand ready, so that contenders can take turns within one run.
+
+A crew is the ranks of one contender. They are started once and then obey: `call` has every rank run
+a function, and returns when the last has answered. Between calls they sleep on a pipe and cost
+nothing, so the crews of all contenders can be kept while one of them is timed.
+"""
+
+import multiprocessing
+import os
+import socket
+import traceback
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+
+from crossbow.comm.launch import die_with_parent
+from crossbow.errors import CrossbowError
+
+Work = Callable[..., Any]
+"""(the rank's memory between calls, arguments...) -> an answer that can be pickled."""
+
+
+class Crew:
+    """The ranks of one contender, one core each."""
+
+    def __init__(self, ranks: int, threads: int = 1, cores: Sequence[Sequence[int]] = ()) -> None:
+        """Start them.
+
+        Args:
+            ranks: how many.
+            threads: of each, within an operation.
+            cores: which ones each rank may use; any, if left out.
+        """
+        context = multiprocessing.get_context("spawn")
+        self._pipes: list[Connection] = []
+        self._processes = []
+        for rank in range(ranks):
+            ours, theirs = context.Pipe()
+            own = tuple(cores[rank]) if cores else ()
+            process = context.Process(
+                target=_serve, args=(theirs, rank, ranks, threads, own), daemon=True
+            )
+            process.start()
+            theirs.close()
+            self._pipes.append(ours)
+            self._processes.append(process)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.dismiss()
+
+    def __len__(self) -> int:
+        return len(self._pipes)
+
+    def call(self, work: Work, *arguments: Any) -> list[Any]:
+        """Have every rank run `work`; return their answers in rank order."""
+        for pipe in self._pipes:
+            pipe.send((work, arguments))
+        return [self._answer(rank) for rank in range(len(self._pipes))]
+
+    def dismiss(self) -> None:
+        """Let the ranks end, or make them."""
+        for pipe in self._pipes:
+            pipe.close()
+        for process in self._processes:
+            process.join(5)
+            if process.is_alive():
+                process.kill()
+                process.join()
+
+    def _answer(self, rank: int) -> Any:
+        try:
+            failed, answer = self._pipes[rank].recv()
+        except EOFError:
+            raise CrossbowError(f"rank {rank} of a contender died") from None
+        if failed:
+            raise CrossbowError(f"rank {rank} of a contender failed: {answer}")
+        return answer
+
+
+def meeting_place() -> int:
+    """A free port of the loopback interface, where ranks can meet."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _serve(pipe: Connection, rank: int, ranks: int, threads: int, cores: Sequence[int]) -> None:
+    """Obey until the pipe is closed."""
+    die_with_parent()
+    os.environ |= {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(ranks),
+        "LOCAL_RANK": str(rank),
+        "LOCAL_WORLD_SIZE": str(ranks),
+        "MASTER_ADDR": "127.0.0.1",
+    }
+    if cores:
+        os.sched_setaffinity(0, cores)
+    torch.set_num_threads(threads)
+    memory: dict[str, Any] = {}
+    while True:
+        try:
+            work, arguments = pipe.recv()
+        except (EOFError, KeyboardInterrupt):
+            return
+        try:
+            pipe.send((False, work(memory, *arguments)))
+        except Exception:  # whatever it is, whoever called must hear of it
+            pipe.send((True, traceback.format_exc()))

@@ -1,0 +1,1 @@
+"""Engines: how the learners of one rank are executed."""

@@ -1,0 +1,211 @@
+"""Fleet: the user's model and optimizer, put to sea.
+
+    fleet = Fleet(model, optimizer, sync=sma())
+    for inputs, targets in fleet.batches(train_set, batch_size=16, epochs=10):
+        optimizer.zero_grad()
+        loss(model(inputs), targets).backward()
+        optimizer.step()
+
+Every rank runs the same program and owns one learner or several. `optimizer.step()` makes the local
+move of the learner aboard, averages, and takes the rank's next learner aboard; so any loop that
+steps an optimizer is a fleet's loop. Without a launcher and with one learner this is plain PyTorch.
+"""
+
+import atexit
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from itertools import pairwise
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from crossbow.averaging.adoption import adopt
+from crossbow.averaging.alone import Alone
+from crossbow.averaging.family import Averaging, sma
+from crossbow.averaging.synchronous import Synchronous
+from crossbow.checkpoint import save_model
+from crossbow.comm.world import World
+from crossbow.data.augment import Prepare
+from crossbow.data.loader import Batch, Stretch, read
+from crossbow.errors import InputError
+
+Round = tuple[int, Stretch | None]
+"""Samples read by all learners before a round, and what one learner reads in it."""
+
+
+class Fleet:
+    """k learners over all ranks, of which this process runs some, and their central model."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        sync: Averaging | None = None,
+        *,
+        learners: int | None = None,
+        name: str = "fleet",
+    ) -> None:
+        """Adopt the model and its optimizer; every rank does so, with the same arguments.
+
+        Args:
+            model: of any kind; its trainable parameters become views of a learner's row.
+            optimizer: of torch.optim, holding just these parameters.
+            sync: how learners are averaged; sma() if left out.
+            learners: of all ranks together; one a rank if left out.
+            name: what the shared memory is called while the ranks find each other.
+        """
+        self.model, self.optimizer = model, optimizer
+        self.world = World.from_environment()
+        self.learners = self.world.size if learners is None else learners
+        shares = share(self.learners, self.world.size)
+        self.mine = shares[self.world.rank]
+        self.samples = 0
+        """How many samples all learners together had read when this round began."""
+        self.reading: Stretch = (0, 0)
+        """The part of the stream that the learner aboard was given last."""
+        averaging = sma() if sync is None else sync
+        self._average: Alone | Synchronous
+        if self.learners == 1 and averaging.alpha is None:
+            self._average, leave = Alone(), ExitStack()
+        else:
+            self._average, leave = adopt(model, optimizer, averaging, self.world, shares, name)
+        self._leave = leave
+        atexit.register(leave.close)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def batches(
+        self,
+        data: Any,
+        batch_size: int,
+        epochs: float = 1,
+        *,
+        seed: int = 0,
+        start: int = 0,
+        prepare: Prepare | None = None,
+        collate: Callable[[list[Any]], Any] | None = None,
+        num_workers: int = 0,
+    ) -> Iterator[Batch]:
+        """Yield the batches of this rank's learners in turn; all ranks together read every sample.
+
+        Args:
+            data: a map-style data set, the same on every rank.
+            batch_size: of one learner.
+            epochs: how often to read the data.
+            seed: of the order and of augmentation.
+            start: where in the stream to begin, in samples.
+            prepare: see `crossbow.data.augment`.
+            collate: makes a batch from a list of samples.
+            num_workers: processes that read ahead.
+        """
+        if batch_size < 1:
+            raise InputError(f"batch size {batch_size} is not possible: give 1 or more")
+        stop = start + max(1, round(epochs * len(data)))
+        readers = []
+        for learner in self.mine:
+            plan = (start, stop, batch_size, self.learners, learner)
+            wanted = (stretch for _, stretch in rounds(*plan) if stretch)
+            batches = read(
+                data, wanted, seed=seed, prepare=prepare, collate=collate, num_workers=num_workers
+            )
+            readers.append((rounds(*plan), batches))
+        yield from self._in_turn(readers)
+        self.samples = stop
+
+    def _in_turn(
+        self, readers: Sequence[tuple[Iterator[Round], Iterator[Batch]]]
+    ) -> Iterator[Batch]:
+        """Yield a batch for the learner aboard, until there are no more rounds."""
+        while True:
+            schedule, batches = readers[self._average.turn]
+            now = next(schedule, None)
+            if now is None:
+                return
+            self.samples, stretch = now
+            if stretch:
+                self.reading = stretch
+                yield next(batches)
+            else:
+                self._average.rest()
+
+    @contextmanager
+    def central(self) -> Iterator[nn.Module]:
+        """Let the model hold the central model; other ranks may have to wait meanwhile."""
+        with self._average.central_aboard():
+            yield self.model
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return a copy of the central model, with the keys of the model itself."""
+        with self.central():
+            return {key: value.detach().clone() for key, value in self.model.state_dict().items()}
+
+    def save(self, path: str | Path) -> None:
+        """Write the central model to a safetensors file; of all ranks, the first one does."""
+        if self.world.rank == 0:
+            with self.central():
+                save_model(self.model.state_dict(), Path(path))
+
+    @property
+    def is_between_rounds(self) -> bool:
+        """Whether all learners of this rank have made the same number of steps."""
+        return self._average.turn == 0
+
+    def restart(self) -> None:
+        """Put all learners at the central model, at rest; all ranks call this at the same step.
+
+        The central model loses its velocity and the optimizers their state. It is what the paper
+        does when the learning rate drops: what was gathered at the old rate is forgotten.
+        """
+        self._average.restart()
+
+    def close(self) -> None:
+        """Leave the other ranks; the model keeps the weights of the learner aboard."""
+        atexit.unregister(self._leave.close)
+        self._leave.close()
+
+
+def rounds(start: int, stop: int, batch_size: int, learners: int, learner: int) -> Iterator[Round]:
+    """What one of k learners reads of the stream from start to stop, a round at a time.
+
+    A round is k batches. What is left at the very end is shared out evenly, and a learner for whom
+    nothing is left reads None.
+
+    >>> list(rounds(0, 10, batch_size=2, learners=3, learner=0))
+    [(0, (0, 2)), (6, (6, 8))]
+    >>> list(rounds(0, 7, batch_size=2, learners=3, learner=2))
+    [(0, (4, 6)), (6, None)]
+    """
+    whole = learners * batch_size
+    for before in range(start, stop, whole):
+        size, longer = divmod(min(whole, stop - before), learners)
+        begin = before + learner * size + min(learner, longer)
+        end = begin + size + (learner < longer)
+        yield before, ((begin, end) if begin < end else None)
+
+
+def share(learners: int, ranks: int) -> list[range]:
+    """Return which learners each rank runs: in order, the first ranks one more if need be.
+
+    >>> share(5, ranks=2)
+    [range(0, 3), range(3, 5)]
+    """
+    if learners < ranks:
+        raise InputError(
+            f"{learners} learners can't be shared by {ranks} ranks: "
+            f"give {ranks} learners or more, or fewer ranks"
+        )
+    size, longer = divmod(learners, ranks)
+    edges = [rank * size + min(rank, longer) for rank in range(ranks + 1)]
+    return [range(a, b) for a, b in pairwise(edges)]
