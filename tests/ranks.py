@@ -3,24 +3,33 @@
 import multiprocessing
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 
-def run_ranks(fn: Callable[..., Any], world_size: int, *args: Any, timeout_s: float = 120) -> list:
-    """Call fn(*args) in every rank of one host, as torchrun would; return what each returned.
+def run_ranks(
+    fn: Callable[..., Any],
+    world: int | Sequence[int],
+    *args: Any,
+    timeout_s: float = 120,
+) -> list:
+    """Call fn(*args) in every rank, as torchrun would; return what each returned.
 
-    An exception of a rank is returned as its text, after "error: ".
+    `world` is the number of ranks of one host, or of each of several hosts, all of them on this
+    machine. An exception of a rank is returned as its text, after "error: ".
     """
+    hosts = [world] if isinstance(world, int) else list(world)
+    places = [(local, size) for size in hosts for local in range(size)]
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch", "crossbow.trainer"])  # paid once, not once a rank
     port = free_port()
     pipes, processes = [], []
-    for rank in range(world_size):
+    for rank, place in enumerate(places):
         ours, theirs = context.Pipe(duplex=False)
-        process = context.Process(target=_rank, args=(theirs, rank, world_size, port, fn, args))
+        whole = (rank, len(places), *place)
+        process = context.Process(target=_rank, args=(theirs, whole, port, fn, args))
         process.start()
         theirs.close()
         pipes.append(ours)
@@ -40,12 +49,12 @@ def run_ranks(fn: Callable[..., Any], world_size: int, *args: Any, timeout_s: fl
     return results
 
 
-def _rank(pipe: Any, rank: int, size: int, port: int, fn: Callable[..., Any], args: tuple) -> None:
+def _rank(
+    pipe: Any, place: tuple[int, ...], port: int, fn: Callable[..., Any], args: tuple
+) -> None:
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
     os.environ |= {
-        "RANK": str(rank),
-        "WORLD_SIZE": str(size),
-        "LOCAL_RANK": str(rank),
-        "LOCAL_WORLD_SIZE": str(size),
+        **dict(zip(names, map(str, place), strict=True)),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
     }

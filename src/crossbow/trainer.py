@@ -170,6 +170,7 @@ class _Run:
         self.log, self.display, self.interrupts = log, display, interrupts
         self.epoch_samples = len(task.train)
         self.total_samples = _total_samples(task, settings)
+        self.restarts = parse_averaging(settings.sync).restart
         self.samples = 0
         self.clock = Clock()
         self.meter = LossMeter()
@@ -234,7 +235,7 @@ class _Run:
             self._evaluate()
         elif self.meetings.is_due():
             self._meet()
-        if self._has_dropped(before):
+        if self.restarts and self._has_dropped(before):
             self.fleet.restart()
             self._write("restart", samples=self.samples)
         return self.stopped_by is None
@@ -250,9 +251,7 @@ class _Run:
         )
 
     def _has_dropped(self, before: int) -> bool:
-        """Whether the learning rate falls here by a step, if that matters."""
-        if not parse_averaging(self.settings.sync).restart:
-            return False
+        """Whether the learning rate falls here by a step."""
         return self.learner.rate(self.samples) < RESTART_DROP * self.learner.rate(before)
 
     def _meet(self) -> None:

@@ -131,6 +131,17 @@ def test_ranks_may_run_different_numbers_of_learners():
         assert_same_bits(state, expected)
 
 
+@pytest.mark.parametrize("hosts", [(1, 1), (2, 2), (3, 1), (1, 2)])
+@pytest.mark.parametrize("model", ["resnet8", "dropout"])
+def test_hosts_agree_with_one_host_to_rounding(model, hosts):
+    (expected,) = run_ranks(train_a_fleet, 1, model, 4, None)
+    first, *others = run_ranks(train_a_fleet, hosts, model, 4, 1)
+    for other in others:
+        assert_same_bits(other, first)
+    for key, value in expected.items():
+        assert first[key] == pytest.approx(value, rel=1e-3, abs=1e-4), key
+
+
 def assert_same_bits(actual, expected) -> None:
     assert isinstance(actual, dict), actual
     assert actual.keys() == expected.keys()

@@ -46,7 +46,8 @@ def launch(ranks: int, work: Callable[..., Any], *arguments: Any) -> list[Any]:
         monitor_interval=0.1,
         signals_to_handle="SIGTERM,SIGHUP,SIGQUIT",  # and not SIGINT, which the ranks handle
     )
-    logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)  # we explain failures
+    for name in ("torch.distributed", "torch.multiprocessing"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)  # we explain failures ourselves
     with _interrupts_passed_on():
         try:
             answers = elastic_launch(config, _rank)(work, arguments)
