@@ -1,29 +1,48 @@
-"""Arena: the rows that hold the learners, and the central model beside them.
+"""Arena: the rows that hold the learners, and the mail that keeps their central model.
 
-    rows[t % 2]     (k, n)   learner j's weights at step t are row j: its parameters view it
-    central[t % 2]  (n,)     the central model at step t
+    rows[t % 2]  (k, n)   learner j's weights at step t are row j: its parameters view it
 
-Both exist twice. Step t reads the rows of its parity and makes its local moves in those of the
-other, so what a learner held before a step can be read by everybody for as long as the step lasts,
-and nothing is copied out to be published. docs/design/clocks.md shows why two are enough.
+Rows exist twice. Step t reads the rows of its parity and makes its local moves in those of the
+other, so what a learner held before a step is there until the step is over.
+
+Only its own rank touches a row. What others must know travels as mail, in buffers with one writer
+and one reader, for the sake of speed: a cache line that another core has read takes its owner four
+times as long to write again as one that the other core has written to. So a reader wipes its mail
+once it has read it. docs/design/clocks.md has the figures.
+
+The central model is cut into a slice for each learner, and a rank *keeps* the slices of its
+learners, one region of the row. A learner mails its row to the keepers of the other regions, and a
+keeper mails its region to the other ranks:
+
+    kept[r][t % 2]         region of rank r         the central model at step t
+    of_learner[j][t % 2]   all but its own region   row j at step t
+    to_rank[r][t % 2]      all but its own region   the central model at step t, for rank r
+
+Between hosts the first rank's exchange keeps all of it (averaging/hosts.py): regions are empty.
 
 Buffers (the statistics of batch norms) change during the forward pass. They live in rows of their
-own, `live` (k, n), from which the learner publishes a copy into `rows` after each step.
+own, `live` (k, n), copied into `rows` after each step.
 
 Each dtype has a block of its own. Tensors lie in a row at multiples of 64 bytes, so that kernels
-see the alignment they like. A slice of the central model belongs to each learner: the rank that
-runs the learner computes it.
+see the alignment they like.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from crossbow.comm.shared import ALIGNMENT, Carver, aligned
+from crossbow.comm.shared import ALIGNMENT, Carver
 from crossbow.errors import InputError
+
+SLICE_ALIGNMENT = 128
+"""Bytes of two of the widest vectors: torch's kernels take such pieces without a remainder, which
+they would compute by another path, with other last bits."""
+
+NOTHING = slice(0, 0)
 
 
 @dataclass(frozen=True)
@@ -51,27 +70,32 @@ class Layout:
     @classmethod
     def of(cls, tensors: Sequence[tuple[str, Tensor]], dtype: torch.dtype) -> "Layout":
         """Place tensors one after another, each on a cache line of its own."""
-        grain = ALIGNMENT // dtype.itemsize
         slots, end = [], 0
         for _, tensor in tensors:
             slots.append(Slot(end, tensor.shape, _dense_strides(tensor)))
-            end += -(-tensor.numel() // grain) * grain
-        return cls(dtype, tuple(name for name, _ in tensors), tuple(slots), end)
+            end = _round_up(end + tensor.numel(), ALIGNMENT // dtype.itemsize)
+        width = _round_up(end, SLICE_ALIGNMENT // dtype.itemsize)
+        return cls(dtype, tuple(name for name, _ in tensors), tuple(slots), width)
 
     def views(self, row: Tensor) -> list[Tensor]:
         """The row's tensors."""
         return [slot.view(row) for slot in self.slots]
 
     def slices(self, parts: int) -> list[slice]:
-        """Cut the row into so many parts of nearly equal size, at cache lines."""
-        grain = ALIGNMENT // self.dtype.itemsize
-        lines = self.width // grain
-        edges = [grain * (lines * part // parts) for part in range(parts + 1)]
+        """Cut the row into so many parts of nearly equal size."""
+        grain = SLICE_ALIGNMENT // self.dtype.itemsize
+        grains = self.width // grain
+        edges = [grain * (grains * part // parts) for part in range(parts + 1)]
         return [slice(a, b) for a, b in pairwise(edges)]
 
-    def bytes(self, rows: int) -> int:
-        """Memory of so many rows."""
-        return aligned(rows * self.width * self.dtype.itemsize)
+
+class Mail(NamedTuple):
+    """A row without the region of one rank, twice."""
+
+    left: Tensor
+    """(2, start of the region)"""
+    right: Tensor
+    """(2, n - end of the region)"""
 
 
 @dataclass(frozen=True)
@@ -81,19 +105,28 @@ class Block:
     layout: Layout
     rows: Tensor
     """(2, k, n)"""
-    central: Tensor
-    """(2, n)"""
     live: Tensor | None
     """(k, n), of buffers only."""
+    regions: list[slice]
+    """What each rank keeps of the central model."""
+    kept: list[Tensor]
+    """(2, width of the rank's region), for each rank."""
+    of_learner: list[Mail]
+    """The learner's row, for the keepers of the other regions."""
+    to_rank: list[Mail]
+    """The central model, from the keepers of the other regions."""
 
     @property
     def is_pulled(self) -> bool:
         """Whether the central model pulls on these rows."""
         return self.live is None
 
-    def slices(self) -> list[slice]:
-        """Every learner's slice of the central model."""
-        return self.layout.slices(self.rows.shape[1])
+    def part(self, mail: Mail, sender: int, parity: int, piece: slice) -> Tensor:
+        """A piece of mail that leaves out the region of rank `sender`, by its place in the row."""
+        region = self.regions[sender]
+        if piece.stop <= region.start:
+            return mail.left[parity, piece]
+        return mail.right[parity, piece.start - region.stop : piece.stop - region.stop]
 
 
 def plan(tensors: Iterable[tuple[str, Tensor]]) -> list[Layout]:
@@ -105,50 +138,85 @@ def plan(tensors: Iterable[tuple[str, Tensor]]) -> list[Layout]:
 
 
 class Arena:
-    """The rows of k learners."""
+    """The rows of k learners, run by the ranks of one host."""
 
     def __init__(
-        self, parameters: Sequence[Layout], buffers: Sequence[Layout], k: int, carver: Carver
+        self,
+        parameters: Sequence[Layout],
+        buffers: Sequence[Layout],
+        shares: Sequence[range],
+        carver: Carver,
+        *,
+        ranks_keep: bool,
     ) -> None:
-        self.parameters = [
-            Block(
-                layout,
-                carver.cut((2, k, layout.width), layout.dtype),
-                carver.cut((2, layout.width), layout.dtype),
-                live=None,
-            )
-            for layout in parameters
-        ]
-        self.buffers = [
-            Block(
-                layout,
-                carver.cut((2, k, layout.width), layout.dtype),
-                carver.cut((2, layout.width), layout.dtype),
-                carver.cut((k, layout.width), layout.dtype),
-            )
-            for layout in buffers
-        ]
+        """Lay the blocks out; all ranks do so alike.
+
+        Args:
+            parameters: one layout for each dtype.
+            buffers: one layout for each dtype.
+            shares: the rows of each rank.
+            carver: cuts the memory; one that counts tells how much is needed.
+            ranks_keep: whether the ranks keep the central model.
+        """
+        self.shares, self.ranks_keep = shares, ranks_keep
+        self.parameters = [self._block(p, carver, has_live=False) for p in parameters]
+        self.buffers = [self._block(b, carver, has_live=True) for b in buffers]
 
     @property
     def blocks(self) -> list[Block]:
         """All blocks."""
         return self.parameters + self.buffers
 
-    @staticmethod
-    def bytes(parameters: Sequence[Layout], buffers: Sequence[Layout], k: int) -> int:
-        """Memory that the rows of k learners take."""
-        held = sum(layout.bytes(2 * k) + layout.bytes(2) for layout in (*parameters, *buffers))
-        return held + sum(layout.bytes(k) for layout in buffers)
+    def _block(self, layout: Layout, carver: Carver, *, has_live: bool) -> Block:
+        k, n, dtype = self.shares[-1].stop, layout.width, layout.dtype
+        slices = layout.slices(k)
+        regions = [
+            slice(slices[mine.start].start, slices[mine.stop - 1].stop)
+            if self.ranks_keep
+            else NOTHING
+            for mine in self.shares
+        ]
+
+        def mail(region: slice) -> Mail:
+            return Mail(
+                carver.cut((2, region.start), dtype), carver.cut((2, n - region.stop), dtype)
+            )
+
+        return Block(
+            layout=layout,
+            rows=carver.cut((2, k, n), dtype),
+            live=carver.cut((k, n), dtype) if has_live else None,
+            regions=regions,
+            kept=[carver.cut((2, r.stop - r.start), dtype) for r in regions],
+            of_learner=[
+                mail(region)
+                for region, mine in zip(regions, self.shares, strict=True)
+                for _ in mine
+            ],
+            to_rank=[mail(region) for region in regions],
+        )
 
     def fill(self, model: Mapping[str, Tensor]) -> None:
         """Put all learners, and the central model at rest, where this model stands."""
         for block in self.blocks:
+            row = torch.zeros_like(block.rows[0, 0])
             for name, slot in zip(block.layout.names, block.layout.slots, strict=True):
-                for row in (*block.rows.flatten(0, 1), *block.central):
-                    slot.view(row).copy_(model[name])
-                if block.live is not None:
-                    for row in block.live:
-                        slot.view(row).copy_(model[name])
+                slot.view(row).copy_(model[name])
+            block.rows.copy_(row.expand_as(block.rows))
+            if block.live is not None:
+                block.live.copy_(row.expand_as(block.live))
+            for region, kept in zip(block.regions, block.kept, strict=True):
+                kept.copy_(row[region].expand_as(kept))
+            senders = [
+                region
+                for region, mine in zip(block.regions, self.shares, strict=True)
+                for _ in mine
+            ]
+            for region, mail in zip(
+                [*senders, *block.regions], [*block.of_learner, *block.to_rank], strict=True
+            ):
+                mail.left.copy_(row[: region.start].expand_as(mail.left))
+                mail.right.copy_(row[region.stop :].expand_as(mail.right))
 
 
 def adoptable_parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
@@ -181,6 +249,10 @@ def adoptable_buffers(model: nn.Module) -> list[tuple[str, Tensor]]:
     for name, buffer in named:
         _check_tensor(name, buffer)
     return named
+
+
+def _round_up(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple
 
 
 def _check_tensor(name: str, tensor: Tensor) -> None:

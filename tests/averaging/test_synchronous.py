@@ -10,7 +10,7 @@ from tests import reference
 from tests.ranks import run_ranks
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.utils import parameters_to_vector
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 import crossbow as xb
 from crossbow.data.datasets import Arrays
@@ -98,6 +98,55 @@ def train_a_fleet(make_model: str, learners: int, jitter_seed: int | None) -> di
             F.cross_entropy(model(inputs), targets).backward()
             optimizer.step()
         return {key: value.numpy() for key, value in fleet.state_dict().items()}
+
+
+def restart_midway(learners: int) -> list[list[float]]:
+    """Train, restart, train; return the central model right after the restart, and at the end."""
+    model = small_net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    found = []
+    with Fleet(model, optimizer, sync=xb.sma(), learners=learners) as fleet:
+        for step in range(20):
+            if step == 10:
+                fleet.restart()
+                found += [central_of(fleet), aboard(fleet)]
+            for learner in fleet.mine:
+                optimizer.zero_grad()
+                small_loss(model, learner, step).backward()
+                optimizer.step()
+        found.append(central_of(fleet))
+    return found
+
+
+def central_of(fleet: Fleet) -> list[float]:
+    with fleet.central():
+        return aboard(fleet)
+
+
+def aboard(fleet: Fleet) -> list[float]:
+    return parameters_to_vector(fleet.model.parameters()).tolist()
+
+
+def restarted_reference(k: int) -> list[Tensor]:
+    make = OPTIMIZERS["sgd with momentum"]
+    _, z = reference.sma(small_net(), make, small_loss, k, 10, 1 / k, 0.9)
+    model = small_net()
+    vector_to_parameters(z, model.parameters())
+    later = partial(_later_loss, 10)
+    _, end = reference.sma(model, make, later, k, 10, 1 / k, 0.9)
+    return [z, z, end]
+
+
+def _later_loss(delay: int, model: nn.Module, learner: int, step: int) -> Tensor:
+    return small_loss(model, learner, step + delay)
+
+
+@pytest.mark.parametrize("world", [1, 2, (1, 1), (2, 1)])
+def test_a_restart_is_a_new_beginning_at_the_central_model(world):
+    expected = restarted_reference(3)
+    for found in run_ranks(restart_midway, world, 3):
+        for actual, wanted in zip(found, expected, strict=True):
+            assert actual == pytest.approx(wanted.tolist(), rel=1e-10, abs=1e-12)
 
 
 def halve(pixels: Tensor, keys: object) -> Tensor:

@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -60,9 +61,13 @@ def adopt(
     device = _only_device([*parameters, *buffers])
     # a GPU's rows lie in its own memory: to the averaging, each is a host
     house = world if device.type == "cpu" else replace(world, local_rank=0, local_size=1)
-    local = shares[house.first_local : house.first_local + house.local_size]
-    mine = [learner - local[0].start for learner in shares[world.rank]]
-    layouts = plan(parameters), plan(buffers)
+    lay_out = partial(
+        Arena,
+        plan(parameters),
+        plan(buffers),
+        _rows_of(house, shares),
+        ranks_keep=not house.spans_hosts,
+    )
     with ExitStack() as stack:
         if join(world):
             stack.callback(dist.destroy_process_group)
@@ -70,26 +75,27 @@ def adopt(
             stack.callback(torch.set_num_threads, torch.get_num_threads())
             torch.set_num_threads(1)
         _broadcast([tensor for _, tensor in (*parameters, *buffers)], world)
-        count = local[-1].stop - local[0].start
-        clock_block, rows = _allocate(house, Arena.bytes(*layouts, count), device, name)
-        arena = Arena(*layouts, count, Carver(rows))
+        needed = Carver()
+        lay_out(needed)
+        clock_block, rows = _allocate(house, needed.used, device, name)
+        arena = lay_out(Carver(rows))
         if house.local_rank == 0:
             arena.fill({name: tensor.detach() for name, tensor in (*parameters, *buffers)})
         states = _random_states(shares[world.rank], world)  # no rank goes on before rows are filled
-        engine = Sequential(model, optimizer, arena, mine, states)
-        clocks = stack.enter_context(
+        engine = Sequential(model, optimizer, arena, arena.shares[house.local_rank], states)
+        clocks, exchange = stack.enter_context(
             _in_order(world, house, clock_block, arena, (k, alpha, averaging.momentum))
         )
         average = Synchronous(
             arena,
             engine,
             clocks,
-            mine,
+            house.local_rank,
             k,
             alpha,
             averaging.momentum,
             pulls_first=_is_blind(optimizer),
-            makes_slices=not house.spans_hosts,
+            exchange=exchange,
             barrier=lambda: world.gather(None),
         )
         for register, hook in (
@@ -101,6 +107,12 @@ def adopt(
         return average, stack.pop_all()
 
 
+def _rows_of(house: World, shares: Sequence[range]) -> list[range]:
+    """The rows that each rank of this house runs, counted from the house's first."""
+    local = shares[house.first_local :][: house.local_size]
+    return [range(share.start - local[0].start, share.stop - local[0].start) for share in local]
+
+
 @contextmanager
 def _in_order(
     world: World,
@@ -108,7 +120,7 @@ def _in_order(
     clock_block: Tensor,
     arena: Arena,
     settings: tuple[int, float, float],
-) -> Iterator[Clocks]:
+) -> Iterator[tuple[Clocks, Exchange | None]]:
     """Give this rank its clock, and between hosts the thread that moves the central model."""
     central_clock = house.local_size
     pids = world.gather(os.getpid())[house.first_local :][: house.local_size]
@@ -119,19 +131,19 @@ def _in_order(
         }
         if not house.spans_hosts:
             others = {rank: peer for rank, peer in peers.items() if rank != house.local_rank}
-            yield Clocks(clock_block, house.local_rank, others)
+            yield Clocks(clock_block, house.local_rank, others), None
             return
         firsts = sorted(set(world.gather(house.first_local)))
         backend = "gloo" if arena.blocks[0].rows.device.type == "cpu" else "nccl"
         group = dist.new_group(firsts, backend=backend)
         watched = {central_clock: peers[0]}
         if house.local_rank != 0:
-            yield Clocks(clock_block, house.local_rank, watched)
+            yield Clocks(clock_block, house.local_rank, watched), None
             return
         exchange = Exchange(arena, clock_block, central_clock, peers, group, *settings)
         clocks = Clocks(clock_block, 0, watched, exchange.check)
         stack.callback(lambda: exchange.finish(clocks.now()))
-        yield clocks
+        yield clocks, exchange
 
 
 def _allocate(

@@ -50,7 +50,9 @@ class Exchange:
         self._arena, self._group = arena, group
         self._clocks = Clocks(clock_block, mine, ranks, self.has_finished)
         self._num_learners, self._alpha, self._momentum = num_learners, alpha, momentum
-        self._sums = [torch.empty_like(block.central[0]) for block in arena.blocks]
+        first = arena.shares[0].start
+        self._sums = [torch.empty_like(block.rows[0, 0]) for block in arena.blocks]
+        self._central = [block.rows[:, first].clone() for block in arena.blocks]  # (2, n) each
         self._last: int | None = None
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="crossbow-exchange", daemon=True)
@@ -61,6 +63,12 @@ class Exchange:
         if self._failure:
             raise PeerError(f"the exchange with other hosts failed: {self._failure}")
         return False
+
+    def restart(self, parity: int) -> None:
+        """Take the central model's velocity, while the thread waits for the next step."""
+        for block, central in zip(self._arena.blocks, self._central, strict=True):
+            if block.is_pulled:
+                central[1 - parity].copy_(central[parity])
 
     def finish(self, last: int) -> None:
         """Return once the reduction after the last step is done."""
@@ -86,15 +94,20 @@ class Exchange:
         """Make the central model of the other parity."""
         k, alpha, momentum = self._num_learners, self._alpha, self._momentum
         for block, total in zip(self._arena.blocks, self._sums, strict=True):
-            first, *others = block.rows[parity]
+            first, *others = (mail.right[parity] for mail in block.of_learner)
             total.copy_(first)
             if total.is_floating_point():
                 for row in others:
                     total.add_(row)
                 dist.all_reduce(total, group=self._group)
-        for block, total in zip(self._arena.blocks, self._sums, strict=True):
-            oldest, central = block.central[1 - parity], block.central[parity]
+            for row in (first, *others):
+                row.zero_()
+        for block, total, central in zip(
+            self._arena.blocks, self._sums, self._central, strict=True
+        ):
             if block.is_pulled:
-                advance(oldest, central, [total], k, alpha, momentum)
+                advance(central[1 - parity], central[parity], [total], k, alpha, momentum)
             else:
-                average(oldest, [total], k)
+                average(central[1 - parity], [total], k)
+            for mail in block.to_rank:
+                mail.right[1 - parity].copy_(central[1 - parity])

@@ -1,22 +1,22 @@
-"""Synchronous: the steps of an averaging, over the rows of one host.
+"""Synchronous: the steps of an averaging, as one rank takes them.
 
 Step t of a rank, for each of its learners: gradients at the row of parity t; pull; local move into
-the row of the other parity. Then its slices of the central model at t + 1, and its clock.
+the row of the other parity; mail. Then, for the rank: its region of the central model at t + 1,
+mail, and its clock.
 
 The rank waits in one place, before its first pull, until every rank has completed step t - 1. So it
 stands only if another is a whole step behind. docs/design/clocks.md says why one wait is enough.
-
-Between hosts the ranks compute no slices: see averaging/hosts.py.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
-from crossbow.arena import Arena
+from crossbow.arena import Arena, Block, Mail
 from crossbow.averaging.family import advance, average, pull_first, pull_last
+from crossbow.averaging.hosts import Exchange
 from crossbow.comm.shared import Clocks
 from crossbow.engines.sequential import Sequential
 
@@ -29,13 +29,13 @@ class Synchronous:
         arena: Arena,
         engine: Sequential,
         clocks: Clocks,
-        learners: Sequence[int],
+        rank: int,
         num_learners: int,
         alpha: float,
         momentum: float,
         *,
         pulls_first: bool,
-        makes_slices: bool,
+        exchange: Exchange | None,
         barrier: Callable[[], object],
     ) -> None:
         """Begin at step 0.
@@ -43,25 +43,29 @@ class Synchronous:
         Args:
             arena: the rows of this host.
             engine: runs this rank's learners.
-            clocks: tell when the central model of a step is whole.
-            learners: this rank's rows of the arena.
+            clocks: tell when the central model of a step is there.
+            rank: of this host's.
             num_learners: of all hosts.
             alpha: the pull.
             momentum: of the central model.
             pulls_first: whether a pull may come before the local move.
-            makes_slices: whether the ranks make the central model, in slices.
+            exchange: keeps the central model, if this rank runs it.
             barrier: returns when all ranks have called it.
         """
         self.engine, self.clocks = engine, clocks
         self.step, self.turn = 0, 0
-        self._arena, self._learners = arena, learners
+        self._arena, self._rank, self._barrier = arena, rank, barrier
+        self._exchange = exchange
         self._num_learners, self._alpha, self._momentum = num_learners, alpha, momentum
-        self._pulls_first, self._makes_slices = pulls_first, makes_slices
-        self._barrier = barrier
+        self._pulls_first = pulls_first
+        mine = arena.shares[rank]
+        self._count = len(mine)
         # views are made once: indexing a tensor takes longer than averaging a small row
-        self._pulls = [[_pulls(arena, p, j) for j in learners] for p in (0, 1)]
-        self._copies = [[_copies(arena, p, j) for j in learners] for p in (0, 1)]
-        self._slices = [_slices(arena, p, learners if makes_slices else ()) for p in (0, 1)]
+        self._pulls = [[_pulls(arena, rank, p, j) for j in mine] for p in (0, 1)]
+        self._letters = [[_letters(arena, p, j) for j in mine] for p in (0, 1)]
+        self._slices = [_slices(arena, rank, p) for p in (0, 1)]
+        self._deliveries = [_deliveries(arena, rank, p) for p in (0, 1)]
+        self._read = [_read(arena, rank, p) for p in (0, 1)]
 
     @property
     def parity(self) -> int:
@@ -84,10 +88,10 @@ class Synchronous:
         if not self._pulls_first:
             for after, before, central in self._pulls[self.parity][self.turn]:
                 pull_last(after, before, central, self._alpha)
-        for published, live in self._copies[self.parity][self.turn]:
-            published.copy_(live)
+        for letter, written in self._letters[self.parity][self.turn]:
+            letter.copy_(written)
         self.turn += 1
-        if self.turn == len(self._learners):
+        if self.turn == self._count:
             self._end_step()
         self.engine.board(self.turn, self.parity)
 
@@ -102,7 +106,7 @@ class Synchronous:
         """Let the model hold a copy of the central model; the other ranks soon wait meanwhile."""
         self.clocks.wait(self.step)
         parameters, buffers = (
-            [v for b in blocks for v in b.layout.views(b.central[self.parity].clone())]
+            [view for block in blocks for view in block.layout.views(self._central(block))]
             for blocks in (self._arena.parameters, self._arena.buffers)
         )
         with self.engine.holding(parameters, buffers):
@@ -110,16 +114,27 @@ class Synchronous:
 
     def restart(self) -> None:
         """Put the learners at the central model and take its velocity; all ranks together."""
-        # between hosts the rows of this step must have been summed before they change
-        self.clocks.wait(self.step if self._makes_slices else self.step + 1)
+        # an exchange goes on by itself: it must have made its next step, and be waiting for ours
+        self.clocks.wait(self.step if self._arena.ranks_keep else self.step + 1)
         self._barrier()
-        for pulls in self._pulls[self.parity]:
-            for _, before, central in pulls:
-                before.copy_(central)
-        for block in self._arena.parameters:  # every rank writes the same bytes
-            block.central[1 - self.parity].copy_(block.central[self.parity])
+        for block in self._arena.parameters:
+            central = self._central(block)
+            region, kept = block.regions[self._rank], block.kept[self._rank]
+            kept.copy_(central[region].expand_as(kept))
+            for learner in self._arena.shares[self._rank]:
+                block.rows[self.parity, learner].copy_(central)
+                _send(block.of_learner[learner], region, self.parity, central)
+            if not self._arena.ranks_keep:  # the exchange may have gone on from the old rows
+                _send(block.to_rank[self._rank], region, 1 - self.parity, central)
+        if self._exchange:
+            self._exchange.restart(self.parity)
         self.engine.forget()
         self._barrier()
+
+    def _central(self, block: Block) -> Tensor:
+        """A copy of the central model of this step."""
+        mail, kept = block.to_rank[self._rank], block.kept[self._rank]
+        return torch.cat([mail.left[self.parity], kept[self.parity], mail.right[self.parity]])
 
     def _end_step(self) -> None:
         k = self._num_learners
@@ -128,43 +143,101 @@ class Synchronous:
                 advance(oldest, central, rows, k, self._alpha, self._momentum)
             else:
                 average(oldest, rows, k)
+        for letter, written in self._deliveries[self.parity]:
+            letter.copy_(written)
+        for letter in self._read[self.parity]:
+            letter.zero_()
         self.step += 1
         self.turn = 0
         self.clocks.advance(self.step)
 
 
 Pull = tuple[Tensor, Tensor, Tensor]
-"""A learner's row after its move, the one before, and the central model."""
+"""Of a learner's row after its move, of the one before, and of the central model."""
+
+Copy = tuple[Tensor, Tensor]
+"""What is written, and what it is a copy of."""
 
 Slice = tuple[Tensor, Tensor, list[Tensor], bool]
 """Of the oldest and the present central model and of all rows; and whether they are pulled."""
 
 
-def _pulls(arena: Arena, parity: int, learner: int) -> list[Pull]:
+def _pulls(arena: Arena, rank: int, parity: int, learner: int) -> list[Pull]:
+    pulls = []
+    for block in arena.parameters:
+        after, before = block.rows[1 - parity, learner], block.rows[parity, learner]
+        region, mail, kept = block.regions[rank], block.to_rank[rank], block.kept[rank]
+        left, right = slice(0, region.start), slice(region.stop, block.layout.width)
+        pulls += [
+            (after[left], before[left], mail.left[parity]),
+            (after[region], before[region], kept[parity]),
+            (after[right], before[right], mail.right[parity]),
+        ]
+    return [pull for pull in pulls if pull[0].numel()]
+
+
+def _letters(arena: Arena, parity: int, learner: int) -> list[Copy]:
+    """What a learner writes of its row, and before it of its buffers, after its move."""
+    (rank,) = (r for r, share in enumerate(arena.shares) if learner in share)
+    copies = []
+    for block in arena.blocks:
+        row = block.rows[1 - parity, learner]
+        if block.live is not None:
+            copies.append((row, block.live[learner]))
+        region, mail = block.regions[rank], block.of_learner[learner]
+        copies.append((mail.left[1 - parity], row[: region.start]))
+        copies.append((mail.right[1 - parity], row[region.stop :]))
+    return [copy for copy in copies if copy[0].numel()]
+
+
+def _slices(arena: Arena, rank: int, parity: int) -> list[Slice]:
+    """What makes the rank's region, learner by learner, so that ranks don't show in the bits."""
+    found = []
+    for block in arena.blocks:
+        region, kept = block.regions[rank], block.kept[rank]
+        for learner in arena.shares[rank]:
+            piece = block.layout.slices(arena.shares[-1].stop)[learner]
+            place = slice(piece.start - region.start, piece.stop - region.start)
+            if region.start <= piece.start < piece.stop <= region.stop:
+                rows = _rows(arena, block, rank, parity, piece)
+                found.append((kept[1 - parity, place], kept[parity, place], rows, block.is_pulled))
+    return found
+
+
+def _rows(arena: Arena, block: Block, rank: int, parity: int, piece: slice) -> list[Tensor]:
+    """A piece of all rows, as this rank can read it: its own rows, and mail of the others."""
     return [
-        (block.rows[1 - parity, learner], block.rows[parity, learner], block.central[parity])
-        for block in arena.parameters
+        block.rows[parity, learner, piece]
+        if sender == rank
+        else block.part(block.of_learner[learner], sender, parity, piece)
+        for sender, share in enumerate(arena.shares)
+        for learner in share
     ]
 
 
-def _copies(arena: Arena, parity: int, learner: int) -> list[tuple[Tensor, Tensor]]:
-    """What a learner publishes of its buffers at the end of a step."""
+def _deliveries(arena: Arena, rank: int, parity: int) -> list[Copy]:
+    """The rank's region of the next central model, for each other rank."""
     return [
-        (block.rows[1 - parity, learner], block.live[learner])
-        for block in arena.buffers
-        if block.live is not None
-    ]
-
-
-def _slices(arena: Arena, parity: int, learners: Sequence[int]) -> list[Slice]:
-    return [
-        (
-            block.central[1 - parity, piece],
-            block.central[parity, piece],
-            [row[piece] for row in block.rows[parity]],
-            block.is_pulled,
-        )
+        (block.part(block.to_rank[other], other, 1 - parity, region), block.kept[rank][1 - parity])
         for block in arena.blocks
-        for piece in (block.slices()[learner] for learner in learners)
-        if piece.stop > piece.start
+        for region in [block.regions[rank]]
+        for other in range(len(arena.shares))
+        if other != rank and region.stop > region.start
     ]
+
+
+def _read(arena: Arena, rank: int, parity: int) -> list[Tensor]:
+    """The mail that the rank has read once its step is over."""
+    found = []
+    for block in arena.blocks:
+        found += [block.to_rank[rank].left[parity], block.to_rank[rank].right[parity]]
+        region = block.regions[rank]
+        if region.stop > region.start:
+            rows = _rows(arena, block, rank, parity, region)
+            found += [row for j, row in enumerate(rows) if j not in arena.shares[rank]]
+    return [mail for mail in found if mail.numel()]
+
+
+def _send(mail: Mail, region: slice, parity: int, row: Tensor) -> None:
+    mail.left[parity].copy_(row[: region.start])
+    mail.right[parity].copy_(row[region.stop :])

@@ -100,18 +100,19 @@ def _remove_stale(folder: Path) -> None:
 
 
 class Carver:
-    """Cuts a block into tensors, each on a cache line of its own."""
+    """Cuts a block into tensors, each on a cache line of its own; without a block, it counts."""
 
-    def __init__(self, block: Tensor) -> None:
-        self._bytes = block
-        self._used = 0
+    def __init__(self, block: Tensor | None = None) -> None:
+        self._block = block
+        self.used = 0
 
     def cut(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Return the next tensor of this shape."""
-        num_bytes = torch.Size(shape).numel() * dtype.itemsize
-        piece = self._bytes[self._used : self._used + num_bytes]
-        self._used = aligned(self._used + num_bytes)
-        return piece.view(dtype).view(tuple(shape))
+        start, num_bytes = self.used, torch.Size(shape).numel() * dtype.itemsize
+        self.used = aligned(start + num_bytes)
+        if self._block is None:
+            return torch.empty(tuple(shape), dtype=dtype, device="meta")
+        return self._block[start : start + num_bytes].view(dtype).view(tuple(shape))
 
 
 class Peer:
