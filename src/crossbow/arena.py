@@ -5,18 +5,16 @@
 Rows exist twice. Step t reads the rows of its parity and makes its local moves in those of the
 other, so what a learner held before a step is there until the step is over.
 
-Only its own rank touches a row. What others must know travels as mail, in buffers with one writer
-and one reader, for the sake of speed: a cache line that another core has read takes its owner four
-times as long to write again as one that the other core has written to. So a reader wipes its mail
-once it has read it. docs/design/clocks.md has the figures.
-
 The central model is cut into a slice for each learner, and a rank *keeps* the slices of its
-learners, one region of the row. A learner mails its row to the keepers of the other regions, and a
-keeper mails its region to the other ranks:
+learners, one region of the row. Only its own rank touches a row or what is kept:
 
-    kept[r][t % 2]         region of rank r         the central model at step t
-    of_learner[j][t % 2]   all but its own region   row j at step t
-    to_rank[r][t % 2]      all but its own region   the central model at step t, for rank r
+    kept[r][t % 2]     (region of rank r)  the central model at step t
+    letters[j][t % 2]  (all other regions) row j at step t, then the central model at step t + 1
+
+What others must know travels in letters. A learner writes its row of step t for the keepers of the
+other regions, and they answer on the same paper with the central model of step t + 1. So a cache
+line of a letter has two users, who write it in turn. A line that one of them had only read would
+take the other four times as long to write again (docs/design/clocks.md has the figures).
 
 Between hosts the first rank's exchange keeps all of it (averaging/hosts.py): regions are empty.
 
@@ -89,8 +87,8 @@ class Layout:
         return [slice(a, b) for a, b in pairwise(edges)]
 
 
-class Mail(NamedTuple):
-    """A row without the region of one rank, twice."""
+class Letter(NamedTuple):
+    """A row without the region of the rank that sends it, twice."""
 
     left: Tensor
     """(2, start of the region)"""
@@ -111,22 +109,20 @@ class Block:
     """What each rank keeps of the central model."""
     kept: list[Tensor]
     """(2, width of the rank's region), for each rank."""
-    of_learner: list[Mail]
-    """The learner's row, for the keepers of the other regions."""
-    to_rank: list[Mail]
-    """The central model, from the keepers of the other regions."""
+    letters: list[Letter]
+    """Of each learner."""
 
     @property
     def is_pulled(self) -> bool:
         """Whether the central model pulls on these rows."""
         return self.live is None
 
-    def part(self, mail: Mail, sender: int, parity: int, piece: slice) -> Tensor:
-        """A piece of mail that leaves out the region of rank `sender`, by its place in the row."""
-        region = self.regions[sender]
+    def part(self, learner: int, sender: int, parity: int, piece: slice) -> Tensor:
+        """A piece of a letter of a learner of rank `sender`, by its place in the row."""
+        region, letter = self.regions[sender], self.letters[learner]
         if piece.stop <= region.start:
-            return mail.left[parity, piece]
-        return mail.right[parity, piece.start - region.stop : piece.stop - region.stop]
+            return letter.left[parity, piece]
+        return letter.right[parity, piece.start - region.stop : piece.stop - region.stop]
 
 
 def plan(tensors: Iterable[tuple[str, Tensor]]) -> list[Layout]:
@@ -177,8 +173,8 @@ class Arena:
             for mine in self.shares
         ]
 
-        def mail(region: slice) -> Mail:
-            return Mail(
+        def letter(region: slice) -> Letter:
+            return Letter(
                 carver.cut((2, region.start), dtype), carver.cut((2, n - region.stop), dtype)
             )
 
@@ -188,12 +184,7 @@ class Arena:
             live=carver.cut((k, n), dtype) if has_live else None,
             regions=regions,
             kept=[carver.cut((2, r.stop - r.start), dtype) for r in regions],
-            of_learner=[
-                mail(region)
-                for region, mine in zip(regions, self.shares, strict=True)
-                for _ in mine
-            ],
-            to_rank=[mail(region) for region in regions],
+            letters=[letter(regions[rank]) for rank, mine in enumerate(self.shares) for _ in mine],
         )
 
     def fill(self, model: Mapping[str, Tensor]) -> None:
@@ -205,18 +196,11 @@ class Arena:
             block.rows.copy_(row.expand_as(block.rows))
             if block.live is not None:
                 block.live.copy_(row.expand_as(block.live))
-            for region, kept in zip(block.regions, block.kept, strict=True):
+            for region, kept, mine in zip(block.regions, block.kept, self.shares, strict=True):
                 kept.copy_(row[region].expand_as(kept))
-            senders = [
-                region
-                for region, mine in zip(block.regions, self.shares, strict=True)
-                for _ in mine
-            ]
-            for region, mail in zip(
-                [*senders, *block.regions], [*block.of_learner, *block.to_rank], strict=True
-            ):
-                mail.left.copy_(row[: region.start].expand_as(mail.left))
-                mail.right.copy_(row[region.stop :].expand_as(mail.right))
+                for letter in block.letters[mine.start : mine.stop]:
+                    letter.left.copy_(row[: region.start].expand_as(letter.left))
+                    letter.right.copy_(row[region.stop :].expand_as(letter.right))
 
 
 def adoptable_parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:

@@ -94,14 +94,12 @@ class Exchange:
         """Make the central model of the other parity."""
         k, alpha, momentum = self._num_learners, self._alpha, self._momentum
         for block, total in zip(self._arena.blocks, self._sums, strict=True):
-            first, *others = (mail.right[parity] for mail in block.of_learner)
+            first, *others = (letter.right[parity] for letter in block.letters)
             total.copy_(first)
             if total.is_floating_point():
                 for row in others:
                     total.add_(row)
                 dist.all_reduce(total, group=self._group)
-            for row in (first, *others):
-                row.zero_()
         for block, total, central in zip(
             self._arena.blocks, self._sums, self._central, strict=True
         ):
@@ -109,5 +107,5 @@ class Exchange:
                 advance(central[1 - parity], central[parity], [total], k, alpha, momentum)
             else:
                 average(central[1 - parity], [total], k)
-            for mail in block.to_rank:
-                mail.right[1 - parity].copy_(central[1 - parity])
+            for letter in block.letters:
+                letter.right[parity].copy_(central[1 - parity])

@@ -1,8 +1,8 @@
 """Synchronous: the steps of an averaging, as one rank takes them.
 
 Step t of a rank, for each of its learners: gradients at the row of parity t; pull; local move into
-the row of the other parity; mail. Then, for the rank: its region of the central model at t + 1,
-mail, and its clock.
+the row of the other parity. Then, for the rank: its region of the central model at t + 1; its
+answers to the other ranks' letters; letters of its own; its clock.
 
 The rank waits in one place, before its first pull, until every rank has completed step t - 1. So it
 stands only if another is a whole step behind. docs/design/clocks.md says why one wait is enough.
@@ -14,7 +14,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from crossbow.arena import Arena, Block, Mail
+from crossbow.arena import Arena, Block
 from crossbow.averaging.family import advance, average, pull_first, pull_last
 from crossbow.averaging.hosts import Exchange
 from crossbow.comm.shared import Clocks
@@ -62,10 +62,10 @@ class Synchronous:
         self._count = len(mine)
         # views are made once: indexing a tensor takes longer than averaging a small row
         self._pulls = [[_pulls(arena, rank, p, j) for j in mine] for p in (0, 1)]
-        self._letters = [[_letters(arena, p, j) for j in mine] for p in (0, 1)]
+        self._publishings = [[_publishings(arena, p, j) for j in mine] for p in (0, 1)]
         self._slices = [_slices(arena, rank, p) for p in (0, 1)]
-        self._deliveries = [_deliveries(arena, rank, p) for p in (0, 1)]
-        self._read = [_read(arena, rank, p) for p in (0, 1)]
+        self._answers = [_answers(arena, rank, p) for p in (0, 1)]
+        self._letters = [_letters(arena, rank, p) for p in (0, 1)]
 
     @property
     def parity(self) -> int:
@@ -88,8 +88,8 @@ class Synchronous:
         if not self._pulls_first:
             for after, before, central in self._pulls[self.parity][self.turn]:
                 pull_last(after, before, central, self._alpha)
-        for letter, written in self._letters[self.parity][self.turn]:
-            letter.copy_(written)
+        for published, live in self._publishings[self.parity][self.turn]:
+            published.copy_(live)
         self.turn += 1
         if self.turn == self._count:
             self._end_step()
@@ -123,9 +123,9 @@ class Synchronous:
             kept.copy_(central[region].expand_as(kept))
             for learner in self._arena.shares[self._rank]:
                 block.rows[self.parity, learner].copy_(central)
-                _send(block.of_learner[learner], region, self.parity, central)
-            if not self._arena.ranks_keep:  # the exchange may have gone on from the old rows
-                _send(block.to_rank[self._rank], region, 1 - self.parity, central)
+                # for the keepers; between hosts in the place of the answer, which was from old rows
+                block.letters[learner].left[self.parity].copy_(central[: region.start])
+                block.letters[learner].right[self.parity].copy_(central[region.stop :])
         if self._exchange:
             self._exchange.restart(self.parity)
         self.engine.forget()
@@ -133,8 +133,9 @@ class Synchronous:
 
     def _central(self, block: Block) -> Tensor:
         """A copy of the central model of this step."""
-        mail, kept = block.to_rank[self._rank], block.kept[self._rank]
-        return torch.cat([mail.left[self.parity], kept[self.parity], mail.right[self.parity]])
+        answer = block.letters[self._arena.shares[self._rank].start]
+        kept = block.kept[self._rank][self.parity]
+        return torch.cat([answer.left[1 - self.parity], kept, answer.right[1 - self.parity]])
 
     def _end_step(self) -> None:
         k = self._num_learners
@@ -143,10 +144,8 @@ class Synchronous:
                 advance(oldest, central, rows, k, self._alpha, self._momentum)
             else:
                 average(oldest, rows, k)
-        for letter, written in self._deliveries[self.parity]:
+        for letter, written in self._answers[self.parity] + self._letters[self.parity]:
             letter.copy_(written)
-        for letter in self._read[self.parity]:
-            letter.zero_()
         self.step += 1
         self.turn = 0
         self.clocks.advance(self.step)
@@ -166,28 +165,24 @@ def _pulls(arena: Arena, rank: int, parity: int, learner: int) -> list[Pull]:
     pulls = []
     for block in arena.parameters:
         after, before = block.rows[1 - parity, learner], block.rows[parity, learner]
-        region, mail, kept = block.regions[rank], block.to_rank[rank], block.kept[rank]
+        region, kept = block.regions[rank], block.kept[rank]
+        answer = block.letters[arena.shares[rank].start]
         left, right = slice(0, region.start), slice(region.stop, block.layout.width)
         pulls += [
-            (after[left], before[left], mail.left[parity]),
+            (after[left], before[left], answer.left[1 - parity]),
             (after[region], before[region], kept[parity]),
-            (after[right], before[right], mail.right[parity]),
+            (after[right], before[right], answer.right[1 - parity]),
         ]
     return [pull for pull in pulls if pull[0].numel()]
 
 
-def _letters(arena: Arena, parity: int, learner: int) -> list[Copy]:
-    """What a learner writes of its row, and before it of its buffers, after its move."""
-    (rank,) = (r for r, share in enumerate(arena.shares) if learner in share)
-    copies = []
-    for block in arena.blocks:
-        row = block.rows[1 - parity, learner]
-        if block.live is not None:
-            copies.append((row, block.live[learner]))
-        region, mail = block.regions[rank], block.of_learner[learner]
-        copies.append((mail.left[1 - parity], row[: region.start]))
-        copies.append((mail.right[1 - parity], row[region.stop :]))
-    return [copy for copy in copies if copy[0].numel()]
+def _publishings(arena: Arena, parity: int, learner: int) -> list[Copy]:
+    """What a learner copies of its buffers after its move."""
+    return [
+        (block.rows[1 - parity, learner], block.live[learner])
+        for block in arena.buffers
+        if block.live is not None
+    ]
 
 
 def _slices(arena: Arena, rank: int, parity: int) -> list[Slice]:
@@ -197,47 +192,41 @@ def _slices(arena: Arena, rank: int, parity: int) -> list[Slice]:
         region, kept = block.regions[rank], block.kept[rank]
         for learner in arena.shares[rank]:
             piece = block.layout.slices(arena.shares[-1].stop)[learner]
-            place = slice(piece.start - region.start, piece.stop - region.start)
             if region.start <= piece.start < piece.stop <= region.stop:
-                rows = _rows(arena, block, rank, parity, piece)
+                place = slice(piece.start - region.start, piece.stop - region.start)
+                rows = [
+                    block.rows[parity, j, piece]
+                    if sender == rank
+                    else block.part(j, sender, parity, piece)
+                    for sender, share in enumerate(arena.shares)
+                    for j in share
+                ]
                 found.append((kept[1 - parity, place], kept[parity, place], rows, block.is_pulled))
     return found
 
 
-def _rows(arena: Arena, block: Block, rank: int, parity: int, piece: slice) -> list[Tensor]:
-    """A piece of all rows, as this rank can read it: its own rows, and mail of the others."""
-    return [
-        block.rows[parity, learner, piece]
-        if sender == rank
-        else block.part(block.of_learner[learner], sender, parity, piece)
-        for sender, share in enumerate(arena.shares)
-        for learner in share
-    ]
+def _answers(arena: Arena, rank: int, parity: int) -> list[Copy]:
+    """What the rank writes over the letters it has read: the next central model.
 
-
-def _deliveries(arena: Arena, rank: int, parity: int) -> list[Copy]:
-    """The rank's region of the next central model, for each other rank."""
+    Only the letter of a rank's first learner is read again, but a line is not left merely read.
+    """
     return [
-        (block.part(block.to_rank[other], other, 1 - parity, region), block.kept[rank][1 - parity])
+        (block.part(learner, other, parity, region), block.kept[rank][1 - parity])
         for block in arena.blocks
         for region in [block.regions[rank]]
-        for other in range(len(arena.shares))
+        for other, share in enumerate(arena.shares)
+        for learner in share
         if other != rank and region.stop > region.start
     ]
 
 
-def _read(arena: Arena, rank: int, parity: int) -> list[Tensor]:
-    """The mail that the rank has read once its step is over."""
-    found = []
+def _letters(arena: Arena, rank: int, parity: int) -> list[Copy]:
+    """What the rank writes of its learners' next rows, over the answers it has read."""
+    copies = []
     for block in arena.blocks:
-        found += [block.to_rank[rank].left[parity], block.to_rank[rank].right[parity]]
         region = block.regions[rank]
-        if region.stop > region.start:
-            rows = _rows(arena, block, rank, parity, region)
-            found += [row for j, row in enumerate(rows) if j not in arena.shares[rank]]
-    return [mail for mail in found if mail.numel()]
-
-
-def _send(mail: Mail, region: slice, parity: int, row: Tensor) -> None:
-    mail.left[parity].copy_(row[: region.start])
-    mail.right[parity].copy_(row[region.stop :])
+        for learner in arena.shares[rank]:
+            row, letter = block.rows[1 - parity, learner], block.letters[learner]
+            copies.append((letter.left[1 - parity], row[: region.start]))
+            copies.append((letter.right[1 - parity], row[region.stop :]))
+    return [copy for copy in copies if copy[0].numel()]
