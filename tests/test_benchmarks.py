@@ -1,11 +1,16 @@
 """Every benchmark runs, at a size that measures nothing."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
+
+from crossbow.bench.link import linked_hosts, why_not
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 
@@ -13,6 +18,15 @@ BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 def run(name: str, *args: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(BENCHMARKS / name), *args]
     return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+
+
+def namespaces(pid: int) -> list[str]:
+    """Of this machine, those that process `pid` made."""
+    listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True)
+    return [line for line in listed.stdout.splitlines() if line.startswith(f"crossbow-{pid}-")]
+
+
+needs_hosts = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
 
 
 def test_loop_overhead_measures_both_loops_in_every_round(tmp_path: Path) -> None:
@@ -30,6 +44,135 @@ def test_loop_overhead_measures_both_loops_in_every_round(tmp_path: Path) -> Non
     assert done.returncode == (0 if all(case["holds"] for case in result["cases"]) else 1)
 
 
-@pytest.mark.parametrize("args", [("--rounds", "0"), ("--steps", "17"), ("--steps", "0")])
-def test_a_size_that_can_not_be_measured_is_refused(args: tuple[str, str]) -> None:
-    assert run("loop_overhead.py", *args).returncode == 2
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("loop_overhead.py", "--rounds", "0"),
+        ("loop_overhead.py", "--steps", "17"),
+        ("loop_overhead.py", "--steps", "0"),
+        ("jitter.py", "--rounds", "0"),
+        ("links.py", "--steps", "0"),
+        ("memory.py", "--models", "none"),
+    ],
+)
+def test_a_size_that_can_not_be_measured_is_refused(args: tuple[str, ...]) -> None:
+    assert run(*args).returncode == 2
+
+
+@pytest.mark.slow
+def test_jitter_compares_what_was_added_with_what_the_delays_say(tmp_path: Path) -> None:
+    size = ("--model", "lenet", "--batch-size", "4", "--rounds", "2", "--steps", "10")
+    done = run("jitter.py", *size, "--json", f"{tmp_path}/out")
+    assert done.returncode in (0, 1), done.stderr
+    result = json.loads((tmp_path / "out").read_text())
+    for line in result["rounds"]:
+        for way in ("slack", "barrier"):
+            expected = line[f"{way}, expected"]
+            assert 0 < expected["mean"] < expected["slack"] < expected["maximum"]
+            added = line[f"{way}, delayed"] - line[f"{way}, calm"]
+            assert added == pytest.approx(
+                expected["mean"] + line[f"{way}, pays"] * (expected["maximum"] - expected["mean"])
+            )
+    assert done.returncode == (0 if all(result["holds"].values()) else 1)
+
+
+@pytest.mark.slow
+def test_memory_maps_what_the_layout_asks_for(tmp_path: Path) -> None:
+    size = ("--models", "lenet", "--most-learners", "2")
+    done = run("memory.py", *size, "--json", f"{tmp_path}/out")
+    assert done.returncode == 0, done.stdout + done.stderr
+    cases = json.loads((tmp_path / "out").read_text())["cases"]
+    assert [(case["learners"], case["ranks"]) for case in cases] == [(2, 1), (2, 2)]
+    assert all(case["mapped_bytes"] >= case["arena_bytes"] for case in cases)
+
+
+@needs_hosts
+@pytest.mark.slow
+def test_links_measures_limited_and_unlimited_and_leaves_no_host(tmp_path: Path) -> None:
+    size = ("--model", "lenet", "--batch-size", "4", "--rounds", "1", "--steps", "3")
+    done = run("links.py", *size, "--json", f"{tmp_path}/out")
+    assert done.returncode in (0, 1), done.stderr
+    result = json.loads((tmp_path / "out").read_text())
+    # a ring of two sends n floats: half of them to be summed, then half of the sums
+    payload = result["allreduce_payload_bytes"]
+    assert payload < result["allreduce_wire_bytes"] < 1.2 * payload
+    for name, keeps in result["keeps"].items():
+        (limited,), (unlimited,) = result["speeds"][f"{name}, limited"], result["speeds"][name]
+        assert keeps == pytest.approx(limited / unlimited)
+    assert done.returncode == (0 if all(result["holds"].values()) else 1)
+
+
+@needs_hosts
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_links_removes_its_hosts_when_it_is_stopped(number: signal.Signals) -> None:
+    command = [sys.executable, str(BENCHMARKS / "links.py"), "--model", "lenet"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, start_new_session=True) as process:
+        deadline = time.monotonic() + 60
+        while len(namespaces(process.pid)) < 2 and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert len(namespaces(process.pid)) == 2
+        time.sleep(1)  # while the ranks start
+        os.killpg(process.pid, number)  # a terminal sends Ctrl-C to the ranks, too
+        assert process.wait(60) == 128 + number
+        assert process.stderr
+        assert b"Traceback" not in process.stderr.read()
+    assert not namespaces(process.pid)
+
+
+@needs_hosts
+def test_hosts_of_a_killed_benchmark_are_removed_by_the_next() -> None:
+    body = """
+import os
+from crossbow.bench.link import linked_hosts
+hosts = linked_hosts()
+hosts.__enter__()
+os._exit(9)
+"""
+    with subprocess.Popen([sys.executable, "-c", body]) as process:
+        assert process.wait(60) == 9
+    assert len(namespaces(process.pid)) == 2
+    with linked_hosts():
+        assert len(namespaces(os.getpid())) == 2
+        assert not namespaces(process.pid)
+    assert not namespaces(os.getpid())
+
+
+@needs_hosts
+def test_a_limited_link_carries_at_its_rate() -> None:
+    megabytes, rate = 4, 10
+    program = f"""
+import socket, sys, time
+from crossbow.bench.link import Link
+host = int(sys.argv[1])
+Link((sys.argv[2], sys.argv[3])).enter(host)
+if host == 0:
+    with socket.create_server(("10.77.0.1", 29500)) as server:
+        print("ready", flush=True)
+        peer = server.accept()[0]
+        start, got = time.perf_counter(), 0
+        while part := peer.recv(2**16):
+            got += len(part)
+        print(got / (time.perf_counter() - start))
+else:
+    socket.create_connection(("10.77.0.1", 29500)).sendall(bytes({megabytes} * 10**6))
+"""
+    with linked_hosts() as link:
+        link.limit(rate * 1e6)
+        start = [sys.executable, "-c", program]
+        receiver = [*start, "0", *link.namespaces]
+        with subprocess.Popen(receiver, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout
+            process.stdout.readline()
+            subprocess.run([*start, "1", *link.namespaces], check=True, timeout=60)
+            speed = float(process.stdout.readline())
+        assert 0.8 * rate < speed / 1e6 < 1.05 * rate
+        assert link.sent()[1] > megabytes * 1e6
+        assert link.dropped() == 0
+
+
+def test_links_says_why_it_can_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    done = run("links.py")
+    assert done.returncode == 2
+    assert done.stderr.startswith("skipped: ")

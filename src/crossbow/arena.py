@@ -25,12 +25,14 @@ Each dtype has a block of its own. Tensors lie in a row at multiples of 64 bytes
 see the alignment they like.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import combinations, pairwise
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from crossbow.comm.shared import ALIGNMENT, Carver
@@ -212,19 +214,50 @@ def adoptable_parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     if not named:
         raise InputError("the model has no parameter that requires a gradient: nothing to train")
-    spans: list[tuple[int, int, str]] = []
     for name, parameter in named:
         _check_tensor(name, parameter)
-        start = parameter.data_ptr()
-        spans.append((start, start + parameter.numel() * parameter.itemsize, name))
-    spans.sort()
-    for (_, end, name), (start, _, other) in pairwise(spans):
-        if start < end:
+    for (name, tensor), (other, another) in _sharing(model):
+        if tensor.requires_grad or another.requires_grad:
             raise InputError(
-                f"parameters {name!r} and {other!r} overlap in memory without being one parameter: "
+                f"{name!r} and {other!r} overlap in memory without being one parameter: "
                 "tie them by assigning the same nn.Parameter to both modules"
             )
     return named
+
+
+def _sharing(model: nn.Module) -> Iterator[tuple[tuple[str, Tensor], tuple[str, Tensor]]]:
+    """Pairs of parameters and buffers that have an element in common."""
+    by_storage: dict[int, list[tuple[str, Tensor]]] = {}
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        is_plain = not nn.parameter.is_lazy(tensor) and tensor.layout == torch.strided
+        if is_plain and not tensor.is_meta and tensor.numel():
+            by_storage.setdefault(tensor.untyped_storage().data_ptr(), []).append((name, tensor))
+    for group in by_storage.values():
+        for one, other in combinations(group, 2):
+            if _overlap(one[1], other[1]):
+                yield one, other
+
+
+def _overlap(one: Tensor, other: Tensor) -> bool:
+    (start, end), (other_start, other_end) = _extent(one), _extent(other)
+    if end <= other_start or other_end <= start:
+        return False
+    # columns of one matrix, say, reach past each other without a common element
+    return bool(np.intersect1d(_addresses(one), _addresses(other)).size)
+
+
+def _extent(tensor: Tensor) -> tuple[int, int]:
+    reach = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.data_ptr(), tensor.data_ptr() + (reach + 1) * tensor.itemsize
+
+
+def _addresses(tensor: Tensor) -> NDArray[np.int64]:
+    """Where each element begins."""
+    addresses = np.full(1, tensor.data_ptr())
+    for size, step in zip(tensor.shape, tensor.stride(), strict=True):
+        steps = tensor.itemsize * step * np.arange(size)
+        addresses = (addresses[:, None] + steps).ravel()
+    return addresses
 
 
 def adoptable_buffers(model: nn.Module) -> list[tuple[str, Tensor]]:

@@ -12,6 +12,7 @@ steps an optimizer is a fleet's loop. Without a launcher and with one learner th
 """
 
 import atexit
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import pairwise
@@ -72,7 +73,7 @@ class Fleet:
             self._average, leave = Alone(), ExitStack()
         else:
             self._average, leave = adopt(model, optimizer, averaging, self.world, shares, name)
-        self._leave = leave
+        self._leave, self._is_closed = leave, False
         atexit.register(leave.close)
 
     def __enter__(self) -> Self:
@@ -110,8 +111,7 @@ class Fleet:
             collate: makes a batch from a list of samples.
             num_workers: processes that read ahead.
         """
-        if batch_size < 1:
-            raise InputError(f"batch size {batch_size} is not possible: give 1 or more")
+        check_reading(data, batch_size, epochs, start)
         stop = start + max(1, round(epochs * len(data)))
         readers = []
         for learner in self.mine:
@@ -121,28 +121,35 @@ class Fleet:
                 data, wanted, seed=seed, prepare=prepare, collate=collate, num_workers=num_workers
             )
             readers.append((rounds(*plan), batches))
-        yield from self._in_turn(readers)
-        self.samples = stop
+        return self._in_turn(readers, stop)
 
     def _in_turn(
-        self, readers: Sequence[tuple[Iterator[Round], Iterator[Batch]]]
+        self, readers: Sequence[tuple[Iterator[Round], Iterator[Batch]]], stop: int
     ) -> Iterator[Batch]:
         """Yield a batch for the learner aboard, until there are no more rounds."""
         while True:
             schedule, batches = readers[self._average.turn]
             now = next(schedule, None)
             if now is None:
-                return
+                break
             self.samples, stretch = now
             if stretch:
                 self.reading = stretch
                 yield next(batches)
             else:
                 self._average.rest()
+        for schedule, batches in readers:  # what is left if the loop didn't step after each batch
+            for self.samples, stretch in schedule:
+                if stretch:
+                    self.reading = stretch
+                    yield next(batches)
+        self.samples = stop
 
     @contextmanager
     def central(self) -> Iterator[nn.Module]:
         """Let the model hold the central model; other ranks may have to wait meanwhile."""
+        if self._is_closed:
+            raise InputError("the fleet is closed: ask for the central model before close()")
         with self._average.central_aboard():
             yield self.model
 
@@ -172,6 +179,7 @@ class Fleet:
 
     def close(self) -> None:
         """Leave the other ranks; the model keeps the weights of the learner aboard."""
+        self._is_closed = True
         atexit.unregister(self._leave.close)
         self._leave.close()
 
@@ -193,6 +201,19 @@ def rounds(start: int, stop: int, batch_size: int, learners: int, learner: int) 
         begin = before + learner * size + min(learner, longer)
         end = begin + size + (learner < longer)
         yield before, ((begin, end) if begin < end else None)
+
+
+def check_reading(data: Any, batch_size: int, epochs: float, start: int) -> None:
+    """Refuse what can't be read."""
+    if not hasattr(data, "__len__") or not len(data):
+        kind = type(data).__name__
+        raise InputError(f"this {kind} can't be read: give a map-style data set that isn't empty")
+    if not isinstance(batch_size, int) or batch_size < 1:
+        raise InputError(f"batch size {batch_size} is not possible: give 1 or more")
+    if not (math.isfinite(epochs) and epochs > 0):
+        raise InputError(f"{epochs} epochs are not possible: give a finite number above 0")
+    if start < 0:
+        raise InputError(f"start {start} is not possible: give 0 or more samples")
 
 
 def share(learners: int, ranks: int) -> list[range]:

@@ -5,12 +5,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
 from crossbow.arena import Arena, adoptable_buffers, adoptable_parameters, plan
 from crossbow.averaging.family import Averaging
@@ -69,12 +71,9 @@ def adopt(
         ranks_keep=not house.spans_hosts,
     )
     with ExitStack() as stack:
-        if join(world):
-            stack.callback(dist.destroy_process_group)
-        if device.type == "cpu":  # with more threads, a sum's bits depend on the number of cores
-            stack.callback(torch.set_num_threads, torch.get_num_threads())
-            torch.set_num_threads(1)
-        _broadcast([tensor for _, tensor in (*parameters, *buffers)], world)
+        stack.enter_context(_process.held(world, device))
+        _broadcast([*model.parameters(), *model.buffers()], world)
+        _broadcast_state(optimizer, world)
         needed = Carver()
         lay_out(needed)
         clock_block, rows = _allocate(house, needed.used, device, name)
@@ -83,6 +82,7 @@ def adopt(
             arena.fill({name: tensor.detach() for name, tensor in (*parameters, *buffers)})
         states = _random_states(shares[world.rank], world)  # no rank goes on before rows are filled
         engine = Sequential(model, optimizer, arena, arena.shares[house.local_rank], states)
+        stack.callback(engine.leave)
         clocks, exchange = stack.enter_context(
             _in_order(world, house, clock_block, arena, (k, alpha, averaging.momentum))
         )
@@ -94,17 +94,53 @@ def adopt(
             k,
             alpha,
             averaging.momentum,
-            pulls_first=_is_blind(optimizer),
             exchange=exchange,
             barrier=lambda: world.gather(None),
         )
-        for register, hook in (
-            (optimizer.register_step_pre_hook, average.before_move),
-            (optimizer.register_step_post_hook, average.after_move),
-        ):
-            handle = register(lambda *_, hook=hook: torch.no_grad()(hook)())
+        for handle in _hook(optimizer, average):
             stack.callback(handle.remove)
         return average, stack.pop_all()
+
+
+def _hook(optimizer: Optimizer, average: Synchronous) -> Iterator[RemovableHandle]:
+    @torch.no_grad()
+    def before(_: Optimizer, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+        closure = named.get("closure") or (arguments[1] if len(arguments) > 1 else None)
+        # a closure computes gradients inside the step, which must be those at the unpulled weights
+        average.before_move(pulls_first=closure is None and _is_blind(optimizer))
+
+    @torch.no_grad()
+    def after(*_: Any) -> None:
+        average.after_move()
+
+    yield optimizer.register_step_pre_hook(before)
+    yield optimizer.register_step_post_hook(after)
+
+
+class _Process:
+    """What is the process's and not a fleet's; fleets that overlap in time hold it together."""
+
+    def __init__(self) -> None:
+        self._fleets, self._stack = 0, ExitStack()
+
+    @contextmanager
+    def held(self, world: World, device: torch.device) -> Iterator[None]:
+        """Be a rank, and compute on one thread, until the last fleet is closed."""
+        self._fleets += 1
+        try:
+            if join(world):
+                self._stack.callback(dist.destroy_process_group)
+            if device.type == "cpu":  # with more threads, a sum's bits depend on how many they are
+                self._stack.callback(torch.set_num_threads, torch.get_num_threads())
+                torch.set_num_threads(1)
+            yield
+        finally:
+            self._fleets -= 1
+            if not self._fleets:
+                self._stack.close()
+
+
+_process = _Process()
 
 
 def _rows_of(house: World, shares: Sequence[range]) -> list[range]:
@@ -163,8 +199,17 @@ def _broadcast(tensors: Sequence[Tensor], world: World) -> None:
     if world.size > 1:
         for tensor in tensors:
             values = tensor.detach().cpu().contiguous()
-            dist.broadcast(values, src=0)
+            dist.broadcast(values.view(-1).view(torch.uint8), src=0)  # bytes: Gloo lacks int16
             tensor.data.copy_(values)
+
+
+def _broadcast_state(optimizer: Optimizer, world: World) -> None:
+    """Let every learner begin with the optimizer state of rank 0, if it has one already."""
+    state = world.broadcast(optimizer.state_dict() if optimizer.state else None)
+    if state is None:
+        optimizer.state.clear()
+    elif world.rank:
+        optimizer.load_state_dict(state)
 
 
 def _random_states(learners: range, world: World) -> list[Tensor]:

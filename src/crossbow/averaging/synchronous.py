@@ -19,6 +19,7 @@ from crossbow.averaging.family import advance, average, pull_first, pull_last
 from crossbow.averaging.hosts import Exchange
 from crossbow.comm.shared import Clocks
 from crossbow.engines.sequential import Sequential
+from crossbow.errors import InputError
 
 
 class Synchronous:
@@ -34,7 +35,6 @@ class Synchronous:
         alpha: float,
         momentum: float,
         *,
-        pulls_first: bool,
         exchange: Exchange | None,
         barrier: Callable[[], object],
     ) -> None:
@@ -48,7 +48,6 @@ class Synchronous:
             num_learners: of all hosts.
             alpha: the pull.
             momentum: of the central model.
-            pulls_first: whether a pull may come before the local move.
             exchange: keeps the central model, if this rank runs it.
             barrier: returns when all ranks have called it.
         """
@@ -57,7 +56,7 @@ class Synchronous:
         self._arena, self._rank, self._barrier = arena, rank, barrier
         self._exchange = exchange
         self._num_learners, self._alpha, self._momentum = num_learners, alpha, momentum
-        self._pulls_first = pulls_first
+        self._has_pulled = False
         mine = arena.shares[rank]
         self._count = len(mine)
         # views are made once: indexing a tensor takes longer than averaging a small row
@@ -72,20 +71,26 @@ class Synchronous:
         """Which of the two rows this step reads."""
         return self.step % 2
 
-    def before_move(self) -> None:
-        """Prepare the row that the learner aboard is about to move in."""
+    def before_move(self, *, pulls_first: bool) -> None:
+        """Prepare the row that the learner aboard is about to move in.
+
+        Args:
+            pulls_first: whether the pull may come before the local move.
+        """
         if self.turn == 0:
             self.clocks.wait(self.step)
         for after, before, central in self._pulls[self.parity][self.turn]:
-            if self._pulls_first:
+            if pulls_first:
                 pull_first(after, before, central, self._alpha)
             else:
                 after.copy_(before)
+        self._has_pulled = pulls_first
         self.engine.cross(1 - self.parity)
 
     def after_move(self) -> None:
         """Finish the row, and with the rank's last learner the step; take the next one aboard."""
-        if not self._pulls_first:
+        self.engine.reclaim_buffers()
+        if not self._has_pulled:
             for after, before, central in self._pulls[self.parity][self.turn]:
                 pull_last(after, before, central, self._alpha)
         for published, live in self._publishings[self.parity][self.turn]:
@@ -98,12 +103,15 @@ class Synchronous:
     def rest(self) -> None:
         """Average the learner aboard without a move of its own."""
         with torch.no_grad():
-            self.before_move()
+            self.before_move(pulls_first=True)
             self.after_move()
 
     @contextmanager
     def central_aboard(self) -> Iterator[None]:
         """Let the model hold a copy of the central model; the other ranks soon wait meanwhile."""
+        if self.engine.is_holding:  # save() inside central(), say
+            yield
+            return
         self.clocks.wait(self.step)
         parameters, buffers = (
             [view for block in blocks for view in block.layout.views(self._central(block))]
@@ -114,6 +122,8 @@ class Synchronous:
 
     def restart(self) -> None:
         """Put the learners at the central model and take its velocity; all ranks together."""
+        if self.turn:
+            raise InputError("a restart is possible between rounds only: see is_between_rounds")
         # an exchange goes on by itself: it must have made its next step, and be waiting for ours
         self.clocks.wait(self.step if self._arena.ranks_keep else self.step + 1)
         self._barrier()

@@ -7,15 +7,20 @@ nothing, so the crews of all contenders can be kept while one of them is timed.
 
 import multiprocessing
 import os
+import signal
 import socket
+import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from types import TracebackType
 from typing import Any, Self
 
 import torch
 
+from crossbow.bench.link import Link
 from crossbow.comm.launch import die_with_parent
 from crossbow.errors import CrossbowError
 
@@ -26,13 +31,20 @@ Work = Callable[..., Any]
 class Crew:
     """The ranks of one contender, one core each."""
 
-    def __init__(self, ranks: int, threads: int = 1, cores: Sequence[Sequence[int]] = ()) -> None:
+    def __init__(
+        self,
+        ranks: int,
+        threads: int = 1,
+        cores: Sequence[Sequence[int]] = (),
+        link: Link | None = None,
+    ) -> None:
         """Start them.
 
         Args:
             ranks: how many.
             threads: of each, within an operation.
             cores: which ones each rank may use; any, if left out.
+            link: joins two ranks, each of which is a host; all are on this one, if left out.
         """
         context = multiprocessing.get_context("spawn")
         self._pipes: list[Connection] = []
@@ -41,9 +53,10 @@ class Crew:
             ours, theirs = context.Pipe()
             own = tuple(cores[rank]) if cores else ()
             process = context.Process(
-                target=_serve, args=(theirs, rank, ranks, threads, own), daemon=True
+                target=_serve, args=(theirs, rank, ranks, threads, own, link), daemon=True
             )
-            process.start()
+            with _deaf_to_interrupts():  # what it starts is, too
+                process.start()
             theirs.close()
             self._pipes.append(ours)
             self._processes.append(process)
@@ -64,16 +77,21 @@ class Crew:
 
     def call(self, work: Work, *arguments: Any) -> list[Any]:
         """Have every rank run `work`; return their answers in rank order."""
-        for pipe in self._pipes:
-            pipe.send((work, arguments))
-        return [self._answer(rank) for rank in range(len(self._pipes))]
+        return self.call_each(work, [arguments] * len(self))
+
+    def call_each(self, work: Work, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Have every rank run `work` with arguments of its own."""
+        for pipe, own in zip(self._pipes, arguments, strict=True):
+            pipe.send((work, own))
+        return [self._answer(rank) for rank in range(len(self))]
 
     def dismiss(self) -> None:
         """Let the ranks end, or make them."""
         for pipe in self._pipes:
             pipe.close()
+        deadline = time.monotonic() + 5
         for process in self._processes:
-            process.join(5)
+            process.join(max(0, deadline - time.monotonic()))
             if process.is_alive():
                 process.kill()
                 process.join()
@@ -88,6 +106,17 @@ class Crew:
         return answer
 
 
+@contextmanager
+def _deaf_to_interrupts() -> Iterator[None]:
+    """Leave Ctrl-C for later: a terminal sends it to the ranks too, and they end when told to."""
+    resource_tracker.ensure_running()  # which would unblock them when the first process starts
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def meeting_place() -> int:
     """A free port of the loopback interface, where ranks can meet."""
     with socket.socket() as probe:
@@ -96,7 +125,14 @@ def meeting_place() -> int:
         return port
 
 
-def _serve(pipe: Connection, rank: int, ranks: int, threads: int, cores: Sequence[int]) -> None:
+def _serve(
+    pipe: Connection,
+    rank: int,
+    ranks: int,
+    threads: int,
+    cores: Sequence[int],
+    link: Link | None,
+) -> None:
     """Obey until the pipe is closed."""
     die_with_parent()
     os.environ |= {
@@ -106,15 +142,20 @@ def _serve(pipe: Connection, rank: int, ranks: int, threads: int, cores: Sequenc
         "LOCAL_WORLD_SIZE": str(ranks),
         "MASTER_ADDR": "127.0.0.1",
     }
+    if link:
+        os.environ |= link.environment(rank)
+        link.enter(rank)
     if cores:
         os.sched_setaffinity(0, cores)
     torch.set_num_threads(threads)
+    with suppress(EOFError, ConnectionError):
+        _obey(pipe)
+
+
+def _obey(pipe: Connection) -> None:
     memory: dict[str, Any] = {}
     while True:
-        try:
-            work, arguments = pipe.recv()
-        except (EOFError, KeyboardInterrupt):
-            return
+        work, arguments = pipe.recv()
         try:
             pipe.send((False, work(memory, *arguments)))
         except Exception:  # whatever it is, whoever called must hear of it

@@ -13,11 +13,12 @@ if TYPE_CHECKING:
     from crossbow.bench.throughput import Row
 
 THROUGHPUT = """\
-Samples a second of a training step, for four contenders that take turns in one run:
+Samples a second of a training step, for five contenders that take turns in one run:
 
   crossbow      learners kept together by synchronous model averaging, one a core
   independent   as many learners that never speak: the limit
   ddp           PyTorch DistributedDataParallel over Gloo, as many processes, the same batch each
+  ddp tuned     the same with static graph, gradients as bucket views, and no syncing of buffers
   one process   plain PyTorch with as many threads
 """
 

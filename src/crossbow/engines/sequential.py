@@ -5,16 +5,26 @@ row and the buffers at its live ones, and gives the optimizer and torch's random
 own.
 """
 
+import copy
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from crossbow.arena import Arena
 from crossbow.errors import InputError
+
+
+class Place(NamedTuple):
+    """Where a module holds something by name."""
+
+    name: str
+    owner: dict[str, Any]
+    key: str
+    held: Any
 
 
 class Sequential:
@@ -41,19 +51,25 @@ class Sequential:
         self._names = [name for block in arena.parameters for name in block.layout.names]
         self._parameters = [parameters[name] for name in self._names]
         self._buffers = [buffers[name] for b in arena.buffers for name in b.layout.names]
+        self._places, self._buffer_places = _places(model), _buffer_places(model)
+        self._frozen = [(name, p) for name, p in parameters.items() if not p.requires_grad]
         self._optimizer = optimizer
         self._rows = [[_row_views(arena, parity, j) for j in learners] for parity in (0, 1)]
         self._live = [_live_views(arena, j) for j in learners]
         self._optimizer_states: list[Any] = [optimizer.state]
-        self._optimizer_states += [defaultdict(dict) for _ in learners[1:]]
+        self._optimizer_states += [_copy_of(optimizer.state) for _ in learners[1:]]
         self._random_states = list(random_states)
         self._parity, self._aboard = 0, 0
+        self.is_holding = False
+        """Whether the model holds other tensors than a learner's."""
         _point(self._buffers, self._live[0])
         _point(self._parameters, self._rows[0][0])
         torch.set_rng_state(self._random_states[0])
 
     def cross(self, parity: int) -> None:
         """Point the parameters of the learner aboard at its row of this parity."""
+        if self.is_holding:
+            raise InputError("the model holds the central model: train outside of central()")
         self._check_untouched()
         self._parity = parity
         _point(self._parameters, self._rows[parity][self._aboard])
@@ -73,15 +89,42 @@ class Sequential:
 
     @contextmanager
     def holding(self, parameters: Sequence[Tensor], buffers: Sequence[Tensor]) -> Iterator[None]:
-        """Let the model hold these tensors, in the arena's order, and then the learner again."""
+        """Let the model hold these tensors, in the arena's order, and then the learner again.
+
+        What is drawn meanwhile doesn't count: the learner's random stream goes on where it was.
+        """
         self._check_untouched()
-        _point(self._parameters, parameters)
-        _point(self._buffers, buffers)
-        try:
-            yield
-        finally:
-            _point(self._parameters, self._rows[self._parity][self._aboard])
-            _point(self._buffers, self._live[self._aboard])
+        self.reclaim_buffers()
+        with torch.random.fork_rng(devices=[]):
+            _point(self._parameters, parameters)
+            _point(self._buffers, buffers)
+            self.is_holding = True
+            try:
+                yield
+            finally:
+                self.is_holding = False
+                for _, owner, key, held in self._buffer_places:
+                    owner[key] = held
+                _point(self._parameters, self._rows[self._parity][self._aboard])
+                _point(self._buffers, self._live[self._aboard])
+
+    def reclaim_buffers(self) -> None:
+        """Take the values of buffers that the model made anew: `self.count = self.count + 1`."""
+        for name, owner, key, held in self._buffer_places:
+            found = owner.get(key)
+            if found is not held:
+                if found is None or (found.shape, found.dtype) != (held.shape, held.dtype):
+                    raise InputError(
+                        f"buffer {name!r} changed its shape or dtype after the fleet adopted the "
+                        "model: learners can average buffers of one shape only"
+                    )
+                held.copy_(found.detach())
+                owner[key] = held
+
+    def leave(self) -> None:
+        """Give the model memory of its own again, with the weights of the learner aboard."""
+        for tensors in (self._parameters, self._buffers):
+            _point(tensors, [tensor.detach().clone() for tensor in tensors])
 
     def forget(self) -> None:
         """Start the optimizers of all learners anew."""
@@ -89,14 +132,51 @@ class Sequential:
             state.clear()
 
     def _check_untouched(self) -> None:
-        """Notice a parameter that was moved out of its row."""
+        """Notice a parameter that was moved out of its row, or that only now begins to learn."""
+        for name, owner, key, held in self._places:
+            if owner.get(key) is not held:
+                raise _moved(name)
+        for name, parameter in self._frozen:
+            if parameter.requires_grad:
+                raise InputError(
+                    f"{name!r} was frozen when the fleet adopted the model, and learns now: "
+                    "close() the fleet and make a new one"
+                )
         expected = self._rows[self._parity][self._aboard]
         for name, parameter, view in zip(self._names, self._parameters, expected, strict=True):
             if parameter.data_ptr() != view.data_ptr():
-                raise InputError(
-                    f"parameter {name!r} was replaced or moved after the fleet adopted the model: "
-                    "change the model (its device, dtype or layers) before making the Fleet"
-                )
+                raise _moved(name)
+
+
+def _moved(name: str) -> InputError:
+    return InputError(
+        f"{name!r} was replaced or moved after the fleet adopted the model: "
+        "change the model (its device, dtype or layers) before making the Fleet"
+    )
+
+
+def _places(model: nn.Module) -> list[Place]:
+    """All places of modules and parameters; a tied parameter has several."""
+    return [
+        Place(f"{path}.{key}".lstrip("."), owner, key, held)
+        for path, module in model.named_modules()
+        for owner in (module._modules, module._parameters)
+        for key, held in owner.items()
+    ]
+
+
+def _buffer_places(model: nn.Module) -> list[Place]:
+    return [
+        Place(f"{path}.{key}".lstrip("."), module._buffers, key, held)
+        for path, module in model.named_modules()
+        for key, held in module._buffers.items()
+        if held is not None
+    ]
+
+
+def _copy_of(state: Any) -> Any:
+    """An optimizer's state for another learner: the parameters, its keys, are the same."""
+    return defaultdict(dict, {key: copy.deepcopy(values) for key, values in state.items()})
 
 
 def _point(tensors: Sequence[Tensor], places: Sequence[Tensor]) -> None:
