@@ -18,6 +18,8 @@ OF_EACH_FIELD = {  # one legal value that is not the default
     "label_smoothing": 0.5,
     "learners": 3,
     "sync": "sma:momentum=0.5",
+    "ema": 500.0,
+    "bn_samples": 0,
     "seed": -1,
     "target": -2.5,
     "eval_every": 1,
@@ -55,7 +57,7 @@ def test_a_false_is_a_value_and_not_silence() -> None:
 def test_after_resolving_only_what_may_be_none_is_none() -> None:
     settings = resolve(Config(), Config())
     unsaid = {f.name for f in dataclasses.fields(Config) if getattr(settings, f.name) is None}
-    assert unsaid == {"target", "eval_every", "time_limit_s", "run_dir"}
+    assert unsaid == {"ema", "target", "eval_every", "time_limit_s", "run_dir"}
 
 
 def test_a_config_can_not_be_changed() -> None:

@@ -1,3 +1,5 @@
+import copy
+import dataclasses
 from collections.abc import Iterable
 
 import pytest
@@ -7,10 +9,11 @@ from torch.nn import functional as F
 
 from crossbow.data.augment import images
 from crossbow.data.datasets import Arrays
+from crossbow.data.loader import read, stretches
 from crossbow.errors import InputError
-from crossbow.evaluation import EVAL_BATCH, evaluate
+from crossbow.evaluation import EVAL_BATCH, calibrate, evaluate
 from crossbow.task import ACCURACY, TOKEN_LOSS, Metric, Task, accuracy, token_cross_entropy
-from crossbow.zoo import models
+from crossbow.zoo import models, tasks
 
 ODD = 2 * EVAL_BATCH + 37
 """Samples: two whole batches and a part of one."""
@@ -146,3 +149,71 @@ def test_an_empty_set_is_refused() -> None:
     empty = Arrays(task.test.inputs[:0], task.test.targets[:0], 10)
     with pytest.raises(InputError, match="custom has no samples to evaluate on: give one or more"):
         evaluate(task.build_model(), task, data=empty)
+
+
+def shifted_task() -> Task:
+    """Images of a mean that no batch norm begins with."""
+    task = image_task(1000)
+    return dataclasses.replace(task, prepare=images((0.05,), (0.1,)))
+
+
+def test_calibrated_statistics_are_those_of_the_training_data() -> None:
+    task = shifted_task()
+    model = nn.Sequential(nn.BatchNorm2d(1, momentum=0.3), nn.Flatten(), nn.Linear(64, 10))
+    calibrate(model, dataclasses.replace(task, model=model), 1000)
+    inputs = task.prepare(task.train.inputs, None)
+    assert model[0].running_mean.item() == pytest.approx(inputs.mean().item(), abs=0.02)
+    assert model[0].running_var.item() == pytest.approx(inputs.var().item(), rel=0.02)
+    assert model[0].momentum == 0.3
+    assert model[0].num_batches_tracked == 0
+    assert model.training
+
+
+@pytest.mark.parametrize("samples", [0, 700])
+def test_calibration_is_deterministic_and_may_be_left_out(samples: int) -> None:
+    task = image_task(1000)
+    model = task.build_model()
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    calibrate(model, task, samples, seed=3)
+    once = {key: value.clone() for key, value in model.state_dict().items()}
+    calibrate(model, task, samples, seed=3)
+    assert all(torch.equal(once[key], value) for key, value in model.state_dict().items())
+    changed = {key for key, value in before.items() if not torch.equal(once[key], value)}
+    expected = {key for key in before if "running" in key} if samples else set()
+    assert changed == expected
+
+
+def test_an_average_needs_statistics_of_its_own() -> None:
+    """Noise of learners that stand far apart is in their activations, and not in the average's."""
+    task = tasks.get("resnet8-digits")
+    good = task.build_model()
+    optimizer = torch.optim.SGD(good.parameters(), lr=0.05, momentum=0.9)
+    for inputs, targets in read(
+        task.train, stretches(0, 4 * len(task.train), 32), seed=2, prepare=task.prepare
+    ):
+        optimizer.zero_grad()
+        task.loss(good(inputs), targets).backward()
+        optimizer.step()
+    learners = [copy.deepcopy(good) for _ in range(24)]
+    for learner in learners:
+        for name, parameter in learner.named_parameters():
+            if parameter.dim() == 4:
+                noise = 2 * torch.randn_like(parameter) * parameter.detach().std()
+                parameter.data.add_(noise if "conv" in name else 0)
+        calibrate(learner, task, 1000)
+    states = [learner.state_dict() for learner in learners]
+    mean = {key: sum(state[key] for state in states) / len(states) for key in states[0]}
+    average = task.build_model()
+    average.load_state_dict(mean)
+    naive = evaluate(average, task).metric
+    calibrate(average, task, 1000)
+    assert naive < 0.6
+    assert evaluate(average, task).metric > 0.8
+
+
+def test_a_model_without_batch_norm_is_left_as_it_is() -> None:
+    task = image_task(8)
+    model = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, 10))
+    state = torch.get_rng_state()
+    calibrate(model, task, 100)
+    assert torch.equal(torch.get_rng_state(), state)

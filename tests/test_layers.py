@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent / "src" / "crossbow"
 # A module may import what stands in its own layer or above it. The longest name counts.
 LAYERS = [
     ["errors", "spec", "config"],
-    ["zoo", "data", "optim", "comm"],
+    ["zoo", "data", "optim", "comm", "stats"],
     ["arena", "task"],
     ["engines"],
     ["averaging"],

@@ -18,6 +18,9 @@ take the other four times as long to write again (docs/design/clocks.md has the 
 
 Between hosts the first rank's exchange keeps all of it (averaging/hosts.py): regions are empty.
 
+Learners that are kept at their mean (averaging/adaptive.py) need one copy of the rows, and letters
+that hold all of them: regions are empty then, too.
+
 Buffers (the statistics of batch norms) change during the forward pass. They live in rows of their
 own, `live` (k, n), copied into `rows` after each step.
 
@@ -104,7 +107,7 @@ class Block:
 
     layout: Layout
     rows: Tensor
-    """(2, k, n)"""
+    """(copies, k, n)"""
     live: Tensor | None
     """(k, n), of buffers only."""
     regions: list[slice]
@@ -146,6 +149,7 @@ class Arena:
         carver: Carver,
         *,
         ranks_keep: bool,
+        copies: int = 2,
     ) -> None:
         """Lay the blocks out; all ranks do so alike.
 
@@ -155,8 +159,9 @@ class Arena:
             shares: the rows of each rank.
             carver: cuts the memory; one that counts tells how much is needed.
             ranks_keep: whether the ranks keep the central model.
+            copies: of the rows: one, if learners move where they stand.
         """
-        self.shares, self.ranks_keep = shares, ranks_keep
+        self.shares, self.ranks_keep, self.copies = shares, ranks_keep, copies
         self.parameters = [self._block(p, carver, has_live=False) for p in parameters]
         self.buffers = [self._block(b, carver, has_live=True) for b in buffers]
 
@@ -182,7 +187,7 @@ class Arena:
 
         return Block(
             layout=layout,
-            rows=carver.cut((2, k, n), dtype),
+            rows=carver.cut((self.copies, k, n), dtype),
             live=carver.cut((k, n), dtype) if has_live else None,
             regions=regions,
             kept=[carver.cut((2, r.stop - r.start), dtype) for r in regions],

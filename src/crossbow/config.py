@@ -49,7 +49,11 @@ class Config:
     learners: int = UNSAID
     """Replicas of the model, over all ranks."""
     sync: str = UNSAID
-    """How learners are averaged, with its options: `sma:alpha=0.25,momentum=0.9`."""
+    """How learners are averaged, with its options: `adaptive`, `sma:alpha=0.25,momentum=0.9`."""
+    ema: float | None = UNSAID
+    """Half-life, in samples, of a moving average of the weights, which is then what counts."""
+    bn_samples: int = UNSAID
+    """Samples to estimate an average's batch-norm statistics on; 0 averages the learners'."""
     seed: int = UNSAID
     target: float | None = UNSAID
     """Stop once the median of the last five evaluations is this good."""
@@ -69,6 +73,9 @@ class Config:
         _check_count("batch size", self.batch_size, "samples")
         _check_count("number of learners", self.learners, "learners")
         _check_count("evaluation interval", self.eval_every, "samples")
+        _check_number("ema", self.ema, 0, math.inf, above=True)
+        if self.bn_samples != 0 or isinstance(self.bn_samples, bool):
+            _check_count("number of batch-norm samples", self.bn_samples, "samples, or 0")
         _check_number("epochs", self.epochs, 0, MOST_EPOCHS, above=True)
         _check_number("learning rate", self.lr, 0, math.inf)
         _check_number("label smoothing", self.label_smoothing, 0, 1, below=True)
@@ -142,7 +149,8 @@ DEFAULTS = Config(
     schedule="constant",
     label_smoothing=0.0,
     learners=1,
-    sync="sma",
+    sync="adaptive",
+    bn_samples=2048,
     seed=0,
     precision="float32",
     channels_last=False,

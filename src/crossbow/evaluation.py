@@ -1,4 +1,9 @@
-"""Evaluation: how good a model is on a whole data set."""
+"""Evaluation: how good a model is on a whole data set.
+
+An average of models has weights that none of them had, and the statistics which its batch norms
+gathered belong to others: with those it may score far below its worth. `calibrate` estimates them
+again.
+"""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -8,9 +13,10 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from crossbow.comm.world import World
-from crossbow.data.loader import Stretch, scan, stretches
+from crossbow.data.loader import Stretch, read, scan, stretches
 from crossbow.errors import InputError
 from crossbow.task import Dataset, Task
 
@@ -51,6 +57,57 @@ def evaluate(
     sums = [sum_ for turn in zip_longest(*world.gather(mine)) for sum_ in turn if sum_]
     loss, metric = (math.fsum(column) / len(data) for column in zip(*sums, strict=True))
     return Scores(loss, metric)
+
+
+def calibrate(
+    model: nn.Module,
+    task: Task,
+    samples: int,
+    seed: int = 0,
+    forward: Callable[[Tensor], Tensor] | None = None,
+) -> None:
+    """Estimate the statistics of the model's batch norms on the first training samples of a stream.
+
+    They are means over whole batches of training input, the same for the same seed. Dropout is off,
+    and a model without batch norm is left as it is.
+
+    Args:
+        model: holds weights whose statistics are not known.
+        task: says what is read, and how it is prepared.
+        samples: to read; 0 leaves the model as it is.
+        seed: of the stream.
+        forward: runs the model, if not by calling it.
+    """
+    norms = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
+    if not norms or not samples:
+        return
+    device = next(model.parameters()).device
+    wanted = stretches(0, min(samples, len(task.train)), EVAL_BATCH)
+    batches = read(task.train, wanted, seed=seed, prepare=task.prepare, collate=task.collate)
+    with _evaluating(model), _estimating(norms), torch.no_grad():
+        for inputs, _ in batches:
+            (forward or model)(inputs.to(device))
+
+
+@contextmanager
+def _estimating(norms: Sequence[_BatchNorm]) -> Iterator[None]:
+    """Let batch norms average what they see from now on, evenly."""
+    before = [(norm.momentum, _copy_of(norm.num_batches_tracked)) for norm in norms]
+    for norm in norms:
+        norm.reset_running_stats()
+        norm.momentum = None  # torch's name for a mean over all batches
+        norm.train()
+    try:
+        yield
+    finally:
+        for norm, (momentum, count) in zip(norms, before, strict=True):
+            norm.momentum = momentum
+            if norm.num_batches_tracked is not None and count is not None:
+                norm.num_batches_tracked.copy_(count)
+
+
+def _copy_of(count: Tensor | None) -> Tensor | None:
+    return None if count is None else count.clone()
 
 
 def _sums(

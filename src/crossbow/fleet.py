@@ -23,15 +23,19 @@ from typing import Any, Self
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from crossbow.averaging.adaptive import Centered
 from crossbow.averaging.adoption import adopt
 from crossbow.averaging.alone import Alone
-from crossbow.averaging.family import Averaging, sma
+from crossbow.averaging.family import Averaging, Pulled, adaptive
+from crossbow.averaging.gain import Gain
 from crossbow.averaging.synchronous import Synchronous
+from crossbow.averaging.weights import MovingAverage
 from crossbow.checkpoint import save_model
 from crossbow.comm.world import World
 from crossbow.data.augment import Prepare
 from crossbow.data.loader import Batch, Stretch, read
 from crossbow.errors import InputError
+from crossbow.stats.divergence import Divergence, divergence, square_distance, unit_sum
 
 Round = tuple[int, Stretch | None]
 """Samples read by all learners before a round, and what one learner reads in it."""
@@ -47,6 +51,7 @@ class Fleet:
         sync: Averaging | None = None,
         *,
         learners: int | None = None,
+        ema: float | None = None,
         name: str = "fleet",
     ) -> None:
         """Adopt the model and its optimizer; every rank does so, with the same arguments.
@@ -54,8 +59,9 @@ class Fleet:
         Args:
             model: of any kind; its trainable parameters become views of a learner's row.
             optimizer: of torch.optim, holding just these parameters.
-            sync: how learners are averaged; sma() if left out.
+            sync: how learners are averaged; adaptive() if left out.
             learners: of all ranks together; one a rank if left out.
+            ema: half-life, in samples, of a moving average of the central model.
             name: what the shared memory is called while the ranks find each other.
         """
         self.model, self.optimizer = model, optimizer
@@ -67,13 +73,17 @@ class Fleet:
         """How many samples all learners together had read when this round began."""
         self.reading: Stretch = (0, 0)
         """The part of the stream that the learner aboard was given last."""
-        averaging = sma() if sync is None else sync
-        self._average: Alone | Synchronous
-        if self.learners == 1 and averaging.alpha is None:
-            self._average, leave = Alone(), ExitStack()
+        averaging = adaptive() if sync is None else sync
+        self._average: Alone | Synchronous | Centered
+        pulls_itself = isinstance(averaging, Pulled) and averaging.alpha is not None
+        if self.learners == 1 and not pulls_itself:
+            self._average, leave = Alone(model), ExitStack()
         else:
             self._average, leave = adopt(model, optimizer, averaging, self.world, shares, name)
         self._leave, self._is_closed = leave, False
+        self._ema = None if ema is None else _moving_average(ema)
+        if self._ema:
+            self._average.follow = self._look
         atexit.register(leave.close)
 
     def __enter__(self) -> Self:
@@ -133,6 +143,8 @@ class Fleet:
             if now is None:
                 break
             self.samples, stretch = now
+            if self._average.turn == 0:
+                self._average.round_begins()
             if stretch:
                 self.reading = stretch
                 yield next(batches)
@@ -152,6 +164,39 @@ class Fleet:
             raise InputError("the fleet is closed: ask for the central model before close()")
         with self._average.central_aboard():
             yield self.model
+
+    @contextmanager
+    def averaged(self) -> Iterator[nn.Module]:
+        """Let the model hold the moving average of the central model; all ranks call this together.
+
+        Before the first step that is the central model itself. Buffers are the central model's.
+        """
+        if self._ema is None:
+            raise InputError("this fleet keeps no moving average: give ema=SAMPLES to the Fleet")
+        if self._is_closed:
+            raise InputError("the fleet is closed: ask for the average before close()")
+        rows = self._average.central_rows()
+        for row, mean in zip(rows, self._ema.rows, strict=False):  # which the first rank alone has
+            row.copy_(mean)
+        self.world.share(rows)
+        with self._average.central_aboard(rows):
+            yield self.model
+
+    def divergence(self) -> Divergence | None:
+        """How far learners stand apart; None for one. All ranks call this between two rounds."""
+        if self.learners == 1:
+            return None
+        mean, pairs = self._average.central_rows(), self._average.learners()
+        moves = [[now - before for now, before in zip(*places, strict=True)] for places in pairs]
+        units = unit_sum(moves)
+        self.world.add_up(units)
+        own = square_distance([now for now, _ in pairs], mean)
+        return divergence(math.fsum(self.world.gather(own)), units, mean, self.learners)
+
+    @property
+    def gain(self) -> Gain | None:
+        """The gain on the learners' common move, where the averaging has one."""
+        return self._average.terms.gain if isinstance(self._average, Centered) else None
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return a copy of the central model, with the keys of the model itself."""
@@ -177,6 +222,11 @@ class Fleet:
         """
         self._average.restart()
 
+    def _look(self, rows: Callable[[], list[Tensor]]) -> None:
+        """Let the moving average see the central model, if it is time to."""
+        if self._ema and self.world.rank == 0 and self._ema.is_due(self.samples):
+            self._ema.take(rows(), self.samples)
+
     def close(self) -> None:
         """Leave the other ranks; the model keeps the weights of the learner aboard."""
         self._is_closed = True
@@ -201,6 +251,12 @@ def rounds(start: int, stop: int, batch_size: int, learners: int, learner: int) 
         begin = before + learner * size + min(learner, longer)
         end = begin + size + (learner < longer)
         yield before, ((begin, end) if begin < end else None)
+
+
+def _moving_average(half_life: float) -> MovingAverage:
+    if not (math.isfinite(half_life) and half_life > 0):
+        raise InputError(f"ema {half_life} is not possible: give a half-life in samples, above 0")
+    return MovingAverage(half_life)
 
 
 def check_reading(data: Any, batch_size: int, epochs: float, start: int) -> None:

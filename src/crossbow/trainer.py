@@ -10,7 +10,7 @@ import statistics
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from types import FrameType
 from typing import Any, NamedTuple, Self
@@ -22,13 +22,14 @@ from crossbow.averaging.family import parse as parse_averaging
 from crossbow.comm.world import World, joined
 from crossbow.config import Config, resolve
 from crossbow.errors import DivergedError, InputError
-from crossbow.evaluation import evaluate
+from crossbow.evaluation import Scores, calibrate, evaluate
 from crossbow.fleet import Fleet
 from crossbow.monitor.log import RunLog
 from crossbow.monitor.meter import Clock, LossMeter
 from crossbow.monitor.progress import Display, EvalReport, TrainReport, choose_display
 from crossbow.optim import schedule
 from crossbow.optim.build import build_optimizer
+from crossbow.stats.noise import OneLearnersNoise
 from crossbow.task import Task
 
 REPORT_INTERVAL_S = 0.5
@@ -70,6 +71,11 @@ class Result:
     samples_per_second: float
     learners: int
     ranks: int
+    gain: float | None
+    """On the learners' common move at the end."""
+    critical_batch: float | None
+    """Samples beyond which larger batches are mostly waste, by the gradient noise at the end."""
+    critical_batch_error: float | None
     seed: int
     parameters: int
     stopped_by: str
@@ -119,11 +125,14 @@ class _Learner:
         if settings.channels_last:
             self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.forward = _make_forward(self.model, self.device, settings)
+        self.run_plainly = _make_forward(self.model, self.device, replace(settings, compile=False))
         self.loss = task.loss
         if settings.label_smoothing:
             self.loss = partial(task.loss, label_smoothing=settings.label_smoothing)
         self.optimizer = _make_optimizer(self.model, settings)
         self.rate = _make_schedule(task, settings)
+        self.noise: OneLearnersNoise | None = None
+        """Looks at the gradients, where the averaging doesn't."""
         self._full_rates = [group["lr"] for group in self.optimizer.param_groups]
 
     def step(self, inputs: Tensor, targets: Tensor, samples_seen: int) -> Tensor:
@@ -137,6 +146,8 @@ class _Learner:
         loss = self.loss(self.forward(inputs), targets)
         self.optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
+        if self.noise:
+            self.noise.look()
         self.optimizer.step()
         return loss.detach()
 
@@ -171,6 +182,9 @@ class _Run:
         self.epoch_samples = len(task.train)
         self.total_samples = _total_samples(task, settings)
         self.restarts = parse_averaging(settings.sync).restart
+        if fleet.gain is None:
+            learning = [p for p in learner.model.parameters() if p.requires_grad]
+            learner.noise = OneLearnersNoise(learning)
         self.samples = 0
         self.clock = Clock()
         self.meter = LossMeter()
@@ -204,8 +218,10 @@ class _Run:
             self._write("diverged", samples=self.samples, message=str(error))
             raise
         result = self._result(parameters)
+        with self._model_aboard() as model:
+            if self.log:
+                self.log.save_model(model.state_dict())
         if self.log:
-            self.log.save_model(self.fleet.state_dict())
             self.log.save_result(asdict(result))
         self._write("end", stopped_by=self.stopped_by)
         return result
@@ -283,6 +299,7 @@ class _Run:
             lr=self.learner.optimizer.param_groups[0]["lr"],
             samples_per_second=self.clock.lap_speed(self.samples),
             seconds=self.clock.seconds(),
+            **self._noise(),
         )
         self._write("train", **report._asdict())
         self.display.trained(report)
@@ -290,13 +307,14 @@ class _Run:
     def _evaluate(self) -> None:
         """Score the central model, with the clock of training stopped."""
         self._meet()
-        with self.clock.paused(), self.fleet.central():
-            scores = evaluate(
-                self.learner.model,
-                self.task,
-                forward=self.learner.forward,
-                world=self.fleet.world,
-            )
+        last: Scores | None = None
+        with self.clock.paused():
+            with self._model_aboard():
+                scores = self._score()
+            if self.settings.ema:
+                with self._model_aboard(is_moving_average=False):
+                    last = self._score()
+            self._compare_learners()
         if math.isnan(scores.loss):
             raise DivergedError(
                 f"the test loss became nan at sample {self.samples}: try a lower --lr, or a warm-up"
@@ -308,11 +326,64 @@ class _Run:
             metric_name=self.task.metric.name,
             metric=scores.metric,
             seconds=self.clock.seconds(),
+            last_loss=last.loss if last else None,
+            last_metric=last.metric if last else None,
         )
         self.evaluations.append(report)
         self._write("eval", **report._asdict())
         self.display.evaluated(report)
         self._check_target()
+
+    @contextmanager
+    def _model_aboard(self, is_moving_average: bool = True) -> Iterator[nn.Module]:
+        """Let the model hold what counts: the moving average if there is one, else the central."""
+        averaged = bool(self.settings.ema) and is_moving_average
+        with self.fleet.averaged() if averaged else self.fleet.central() as model:
+            if averaged or self.fleet.learners > 1:
+                calibrate(
+                    model,
+                    self.task,
+                    self.settings.bn_samples,
+                    self.settings.seed,
+                    forward=self.learner.run_plainly,
+                )
+            yield model
+
+    def _score(self) -> Scores:
+        """Score what the model holds; all ranks share the work."""
+        learner, world = self.learner, self.fleet.world
+        return evaluate(learner.model, self.task, forward=learner.forward, world=world)
+
+    def _compare_learners(self) -> None:
+        """Log how far learners stand apart, and how good they are by themselves."""
+        found = self.fleet.divergence()
+        if found:
+            alone = self._score()  # each rank with its learner aboard
+            values = {key: v if math.isfinite(v) else None for key, v in asdict(found).items()}
+            self._write(
+                "divergence",
+                samples=self.samples,
+                **values,
+                learner_loss=alone.loss,
+                learner_metric=alone.metric,
+            )
+
+    def _noise(self) -> dict[str, float | None]:
+        """What gradients said of their noise so far."""
+        gain, own = self.fleet.gain, self.learner.noise
+        meter = gain.meter if gain else own.meter if own else None
+        noise = meter.read() if meter else None
+        if not noise:
+            return {"gain": gain.value if gain else None}
+        size, error = noise.critical_batch(self.settings.batch_size)
+        shown = math.isfinite(size)
+        return {
+            "gain": gain.value if gain else None,
+            "variance": noise.variance,
+            "signal": noise.signal,
+            "critical_batch": size if shown else None,
+            "critical_batch_error": error if shown else None,
+        }
 
     def _check_target(self) -> None:
         target, reached = self.settings.target, self.task.metric.reached
@@ -331,7 +402,7 @@ class _Run:
             self.log.write(event, **values)
 
     def _result(self, parameters: int) -> Result:
-        last = self.evaluations[-1]
+        last, noise = self.evaluations[-1], self._noise()
         return Result(
             task=self.task.name,
             metric_name=last.metric_name,
@@ -349,6 +420,9 @@ class _Run:
             samples_per_second=self.clock.speed(self.samples),
             learners=self.fleet.learners,
             ranks=self.fleet.world.size,
+            gain=noise["gain"],
+            critical_batch=noise.get("critical_batch"),
+            critical_batch_error=noise.get("critical_batch_error"),
             seed=self.settings.seed,
             parameters=parameters,
             stopped_by=str(self.stopped_by),
@@ -436,7 +510,14 @@ def _check(task: Task, settings: Config) -> None:
 
 def _make_fleet(learner: _Learner, settings: Config, name: str) -> Fleet:
     averaging = parse_averaging(settings.sync)
-    return Fleet(learner.model, learner.optimizer, averaging, learners=settings.learners, name=name)
+    return Fleet(
+        learner.model,
+        learner.optimizer,
+        averaging,
+        learners=settings.learners,
+        ema=settings.ema,
+        name=name,
+    )
 
 
 def _make_log(task: Task, settings: Config) -> RunLog:

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 import crossbow as xb
+from crossbow.averaging.family import parse
 from crossbow.data.datasets import Arrays
 from crossbow.fleet import Fleet
 from crossbow.zoo import models
@@ -81,7 +82,9 @@ def test_the_default_alpha_is_one_in_k():
     assert xb.sma().pull(4) == 0.25
 
 
-def train_a_fleet(make_model: str, learners: int, jitter_seed: int | None) -> dict:
+def train_a_fleet(
+    make_model: str, learners: int, jitter_seed: int | None, sync: str = "sma"
+) -> dict:
     """Train on random images; return the central model."""
     torch.manual_seed(3)
     pixels = torch.randint(0, 256, (64, *SHAPES[make_model]), dtype=torch.uint8)
@@ -89,7 +92,7 @@ def train_a_fleet(make_model: str, learners: int, jitter_seed: int | None) -> di
     model = MODELS[make_model]()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9, weight_decay=1e-4)
     jitter = random.Random(jitter_seed)
-    with Fleet(model, optimizer, sync=xb.sma(), learners=learners) as fleet:
+    with Fleet(model, optimizer, sync=parse(sync), learners=learners) as fleet:
         batches = fleet.batches(data, batch_size=2, epochs=1.7, seed=5, prepare=halve)
         for inputs, targets in batches:
             if jitter_seed is not None:

@@ -1,10 +1,9 @@
 """Adoption: from a user's model and optimizer to learners in an arena."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,15 +13,19 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from crossbow.arena import Arena, adoptable_buffers, adoptable_parameters, plan
-from crossbow.averaging.family import Averaging
-from crossbow.averaging.hosts import Exchange
+from crossbow.arena import Arena, Layout, adoptable_buffers, adoptable_parameters, plan
+from crossbow.averaging.adaptive import Centered, Terms
+from crossbow.averaging.family import Adaptive, Averaging, Pulled
+from crossbow.averaging.gain import Gain
+from crossbow.averaging.gathering import BetweenHosts, Letters, MeanOfHosts, WithinHost
+from crossbow.averaging.hosts import CentralOfHosts, Exchange, Reduction
 from crossbow.averaging.synchronous import Synchronous
 from crossbow.comm.shared import Carver, Clocks, Peer, map_block
 from crossbow.comm.world import World, join
 from crossbow.data.order import hash64
 from crossbow.engines.sequential import Sequential
 from crossbow.errors import InputError
+from crossbow.stats.noise import NoiseMeter, Pieces
 
 _RANDOM = 3  # the hash stream of the learners' random streams; 1 and 2 are data/order.py's
 
@@ -45,7 +48,7 @@ def adopt(
     world: World,
     shares: Sequence[range],
     name: str,
-) -> tuple[Synchronous, ExitStack]:
+) -> tuple[Synchronous | Centered, ExitStack]:
     """Move the model into an arena; return its averaging, and a stack that undoes it all.
 
     Args:
@@ -56,53 +59,136 @@ def adopt(
         shares: the learners of every rank.
         name: of the run.
     """
-    k = shares[-1].stop
-    alpha = averaging.pull(k)
     parameters, buffers = adoptable_parameters(model), adoptable_buffers(model)
     _check_optimizer(optimizer, model, parameters)
     device = _only_device([*parameters, *buffers])
     # a GPU's rows lie in its own memory: to the averaging, each is a host
     house = world if device.type == "cpu" else replace(world, local_rank=0, local_size=1)
-    lay_out = partial(
-        Arena,
-        plan(parameters),
-        plan(buffers),
-        _rows_of(house, shares),
-        ranks_keep=not house.spans_hosts,
+    layouts = plan(parameters), plan(buffers)
+    plans = {Pulled: _PulledPlan, Adaptive: _AdaptivePlan}
+    kind: _PulledPlan | _AdaptivePlan = plans[type(averaging)](
+        averaging, optimizer, layouts, world, house, shares
     )
     with ExitStack() as stack:
         stack.enter_context(_process.held(world, device))
-        _broadcast([*model.parameters(), *model.buffers()], world)
+        world.share([*model.parameters(), *model.buffers()])
         _broadcast_state(optimizer, world)
         needed = Carver()
-        lay_out(needed)
+        kind.lay_out(needed)
         clock_block, rows = _allocate(house, needed.used, device, name)
-        arena = lay_out(Carver(rows))
+        kind.lay_out(Carver(rows))
+        arena = kind.arena
         if house.local_rank == 0:
             arena.fill({name: tensor.detach() for name, tensor in (*parameters, *buffers)})
         states = _random_states(shares[world.rank], world)  # no rank goes on before rows are filled
         engine = Sequential(model, optimizer, arena, arena.shares[house.local_rank], states)
         stack.callback(engine.leave)
         clocks, exchange = stack.enter_context(
-            _in_order(world, house, clock_block, arena, (k, alpha, averaging.momentum))
+            _in_order(world, house, clock_block, device, kind.reduction)
         )
-        average = Synchronous(
-            arena,
-            engine,
-            clocks,
-            house.local_rank,
-            k,
-            alpha,
-            averaging.momentum,
-            exchange=exchange,
-            barrier=lambda: world.gather(None),
-        )
+        average = kind.start(engine, clocks, exchange)
         for handle in _hook(optimizer, average):
             stack.callback(handle.remove)
         return average, stack.pop_all()
 
 
-def _hook(optimizer: Optimizer, average: Synchronous) -> Iterator[RemovableHandle]:
+class _PulledPlan:
+    """What averagings with a central model that pulls and lags need."""
+
+    def __init__(
+        self,
+        averaging: Pulled,
+        optimizer: Optimizer,
+        layouts: tuple[list[Layout], list[Layout]],
+        world: World,
+        house: World,
+        shares: Sequence[range],
+    ) -> None:
+        self._k, self._momentum = shares[-1].stop, averaging.momentum
+        self._alpha = averaging.pull(self._k)
+        self._layouts, self._world, self._house = layouts, world, house
+        self._shares = _rows_of(house, shares)
+
+    def lay_out(self, carver: Carver) -> None:
+        self.arena = Arena(
+            *self._layouts, self._shares, carver, ranks_keep=not self._house.spans_hosts
+        )
+
+    def reduction(self, group: dist.ProcessGroup) -> Reduction:
+        return CentralOfHosts(self.arena, group, self._k, self._alpha, self._momentum)
+
+    def start(
+        self, engine: Sequential, clocks: Clocks, exchange: Exchange | None
+    ) -> Synchronous | Centered:
+        return Synchronous(
+            self.arena,
+            engine,
+            clocks,
+            self._house.local_rank,
+            self._k,
+            self._alpha,
+            self._momentum,
+            exchange=exchange,
+            barrier=lambda: self._world.gather(None),
+        )
+
+
+class _AdaptivePlan:
+    """What learners at their mean need."""
+
+    def __init__(
+        self,
+        averaging: Adaptive,
+        optimizer: Optimizer,
+        layouts: tuple[list[Layout], list[Layout]],
+        world: World,
+        house: World,
+        shares: Sequence[range],
+    ) -> None:
+        self._k = shares[-1].stop
+        self._layouts, self._world, self._house = layouts, world, house
+        self._shares = _rows_of(house, shares)
+        learning = [p for group in optimizer.param_groups for p in group["params"]]
+        self._pieces = Pieces([p for p in learning if p.requires_grad], self._k)
+        self._terms = Terms(
+            gain=Gain(averaging.gain, NoiseMeter(self._pieces.count, self._k)),
+            lead=momentum_of(optimizer) if averaging.lead is None else averaging.lead,
+            lag=averaging.lag_of(self._k),
+        )
+
+    def lay_out(self, carver: Carver) -> None:
+        self.arena = Arena(*self._layouts, self._shares, carver, ranks_keep=False, copies=1)
+        self._letters = Letters(
+            self.arena, self._pieces.width, carver, spans_hosts=self._house.spans_hosts
+        )
+
+    def reduction(self, group: dist.ProcessGroup) -> Reduction:
+        return MeanOfHosts(self._letters, group, self._k)
+
+    def start(
+        self, engine: Sequential, clocks: Clocks, exchange: Exchange | None
+    ) -> Synchronous | Centered:
+        gather = BetweenHosts if self._house.spans_hosts else WithinHost
+        return Centered(
+            self._letters,
+            engine,
+            clocks,
+            self._house.local_rank,
+            gather(self._letters, clocks.wait),
+            self._pieces,
+            self._terms,
+            barrier=lambda: self._world.gather(None),
+        )
+
+
+def momentum_of(optimizer: Optimizer) -> float:
+    """How much of a move the next one repeats: momentum, or Adam's first beta; 0 if it has none."""
+    group = optimizer.param_groups[0]
+    found = group.get("momentum") or (group.get("betas") or (0.0,))[0]
+    return float(found)
+
+
+def _hook(optimizer: Optimizer, average: Synchronous | Centered) -> Iterator[RemovableHandle]:
     @torch.no_grad()
     def before(_: Optimizer, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
         closure = named.get("closure") or (arguments[1] if len(arguments) > 1 else None)
@@ -154,10 +240,10 @@ def _in_order(
     world: World,
     house: World,
     clock_block: Tensor,
-    arena: Arena,
-    settings: tuple[int, float, float],
+    device: torch.device,
+    reduction: Callable[[dist.ProcessGroup], Reduction],
 ) -> Iterator[tuple[Clocks, Exchange | None]]:
-    """Give this rank its clock, and between hosts the thread that moves the central model."""
+    """Give this rank its clock, and between hosts the thread that reduces."""
     central_clock = house.local_size
     pids = world.gather(os.getpid())[house.first_local :][: house.local_size]
     with ExitStack() as stack:
@@ -170,13 +256,12 @@ def _in_order(
             yield Clocks(clock_block, house.local_rank, others), None
             return
         firsts = sorted(set(world.gather(house.first_local)))
-        backend = "gloo" if arena.blocks[0].rows.device.type == "cpu" else "nccl"
-        group = dist.new_group(firsts, backend=backend)
+        group = dist.new_group(firsts, backend="gloo" if device.type == "cpu" else "nccl")
         watched = {central_clock: peers[0]}
         if house.local_rank != 0:
             yield Clocks(clock_block, house.local_rank, watched), None
             return
-        exchange = Exchange(arena, clock_block, central_clock, peers, group, *settings)
+        exchange = Exchange(reduction(group), clock_block, central_clock, peers)
         clocks = Clocks(clock_block, 0, watched, exchange.check)
         stack.callback(lambda: exchange.finish(clocks.now()))
         yield clocks, exchange
@@ -192,15 +277,6 @@ def _allocate(
         return block[:clock_bytes], block[clock_bytes:]
     rows = torch.zeros(row_bytes, dtype=torch.uint8, device=device)
     return map_block(house, clock_bytes, name), rows
-
-
-def _broadcast(tensors: Sequence[Tensor], world: World) -> None:
-    """Let every rank begin with rank 0's values."""
-    if world.size > 1:
-        for tensor in tensors:
-            values = tensor.detach().cpu().contiguous()
-            dist.broadcast(values.view(-1).view(torch.uint8), src=0)  # bytes: Gloo lacks int16
-            tensor.data.copy_(values)
 
 
 def _broadcast_state(optimizer: Optimizer, world: World) -> None:

@@ -1,7 +1,9 @@
 """Alone: one learner, which is its own average."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+
+from torch import Tensor, nn
 
 
 class Alone:
@@ -9,13 +11,48 @@ class Alone:
 
     turn = 0
 
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self.follow: Callable[[Callable[[], list[Tensor]]], None] | None = None
+        """Told at the beginning of a round of the weights, for those who want them."""
+
+    def round_begins(self) -> None:
+        """Tell the follower."""
+        if self.follow:
+            self.follow(self._weights)
+
+    def central_rows(self) -> list[Tensor]:
+        """A copy of the weights, a row for each parameter."""
+        return [weight.clone() for weight in self._weights()]
+
     def rest(self) -> None:
         """Nothing to average."""
 
     @contextmanager
-    def central_aboard(self) -> Iterator[None]:
-        """The model is the central model."""
-        yield
+    def central_aboard(self, rows: Sequence[Tensor] | None = None) -> Iterator[None]:
+        """The model is the central model; with weights given, it holds these and then its own."""
+        if rows is None:
+            yield
+            return
+        own, buffers = self._weights(), list(self._model.buffers())
+        values = [buffer.clone() for buffer in buffers]
+        learning = [p for p in self._model.parameters() if p.requires_grad]
+        for parameter, row in zip(learning, rows, strict=True):
+            parameter.data = row
+        try:
+            yield
+        finally:
+            for parameter, weight in zip(learning, own, strict=True):
+                parameter.data = weight
+            for buffer, value in zip(buffers, values, strict=True):
+                buffer.copy_(value)
+
+    def learners(self) -> list[tuple[list[Tensor], list[Tensor]]]:
+        """There is nobody to compare with."""
+        return []
 
     def restart(self) -> None:
         """The learner is at the central model already."""
+
+    def _weights(self) -> list[Tensor]:
+        return [p.data for p in self._model.parameters() if p.requires_grad]

@@ -17,16 +17,18 @@ import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import UnionType
 
 from torch import Tensor, lerp
 
+from crossbow.averaging.gain import MEASURED, check_gain
 from crossbow.errors import InputError, check_choice
-from crossbow.spec import parse_spec
+from crossbow.spec import Value, parse_spec
 
 
 @dataclass(frozen=True)
-class Averaging:
-    """One member of the family."""
+class Pulled:
+    """A central model that pulls on the learners, and lags: the equations above."""
 
     alpha: float | None
     """The pull of the central model on the learners; None is 1/k, for k learners."""
@@ -42,29 +44,75 @@ class Averaging:
         return alpha
 
 
-def sma(alpha: float | None = None, momentum: float = 0.9, restart: bool = False) -> Averaging:
+@dataclass(frozen=True)
+class Adaptive:
+    """Learners at their mean, whose common move has a gain: averaging/adaptive.py."""
+
+    gain: str | float
+    """"measured", "linear", "sqrt" or a number."""
+    lead: float | None
+    """How far the gained part of a move looks ahead; None is the optimizer's own momentum."""
+    lag: int | None
+    """Steps after which learners hear of each other: 1 or 0; None lets their number decide."""
+    restart: bool = False
+    """Whether a drop of the learning rate restarts the optimizers."""
+
+    def lag_of(self, num_learners: int) -> int:
+        """Return the lag for so many learners."""
+        if self.lag is not None:
+            return self.lag
+        return 1 if num_learners <= MOST_LEARNERS_WITH_LAG else 0
+
+
+Averaging = Pulled | Adaptive
+
+MOST_LEARNERS_WITH_LAG = 4
+"""With more, what a learner's own batch alone says of the common move is too noisy to step by."""
+
+
+def sma(alpha: float | None = None, momentum: float = 0.9, restart: bool = False) -> Pulled:
     """Synchronous model averaging as published: alpha = 1/k, central momentum 0.9."""
     if alpha is not None and not (math.isfinite(alpha) and 0 < alpha <= 1):
         raise InputError(f"alpha {alpha} is not possible: give a number above 0, at most 1")
     if not (math.isfinite(momentum) and 0 <= momentum < 1):
         raise InputError(f"momentum {momentum} is not possible: give 0 or more, below 1")
-    return Averaging(alpha, momentum, restart)
+    return Pulled(alpha, momentum, restart)
 
 
-AVERAGINGS: Mapping[str, Callable[..., Averaging]] = {"sma": sma}
+def adaptive(
+    gain: str | float = MEASURED,
+    lead: float | None = None,
+    lag: int | None = None,
+    restart: bool = False,
+) -> Adaptive:
+    """Model averaging that learns like one learner: with a gain on what learners do in common."""
+    check_gain(gain)
+    if lead is not None and not (math.isfinite(lead) and lead >= 0):
+        raise InputError(f"lead {lead} is not possible: give a finite number, 0 or more")
+    if lag is not None and (isinstance(lag, bool) or lag not in (0, 1)):
+        raise InputError(f"lag {lag} is not possible: give 0 or 1")
+    return Adaptive(gain, lead, lag, restart)
+
+
+AVERAGINGS: Mapping[str, Callable[..., Averaging]] = {"adaptive": adaptive, "sma": sma}
 
 
 def parse(spec: str) -> Averaging:
     """Return the averaging that `spec` names, such as `sma:alpha=0.25,momentum=0.9`."""
     name, options = parse_spec(spec)
     make = AVERAGINGS[check_choice("averaging", name, AVERAGINGS)]
-    for option in options:
-        check_choice(f"option of {name}", option, inspect.signature(make).parameters)
     for option, value in options.items():
-        wants = bool if option == "restart" else int | float
-        if not isinstance(value, wants) or (isinstance(value, bool) and wants is not bool):
-            raise InputError(f"{option} {value!r} of {name} is not possible: see --help")
+        check_choice(f"option of {name}", option, inspect.signature(make).parameters)
+        _check_kind(name, option, value)
     return make(**options)
+
+
+def _check_kind(name: str, option: str, value: Value) -> None:
+    """Refuse a value of another kind than the option's."""
+    wants: UnionType | type = {"restart": bool, "gain": str | int | float}.get(option, int | float)
+    if isinstance(value, wants) and isinstance(value, bool) == (wants is bool):
+        return
+    raise InputError(f"{option} {value!r} of {name} is not possible: see --help")
 
 
 def check_stable(num_learners: int, alpha: float, momentum: float) -> None:

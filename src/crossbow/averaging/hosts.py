@@ -1,8 +1,10 @@
-"""Hosts: the central model between hosts, moved in the background.
+"""Hosts: what passes between hosts, in the background.
 
 The first rank of each host runs a thread. As soon as all learners of its host hold their rows of
-step t, it sums them, all-reduces the sum with the other hosts, and makes the central model of step
-t + 1, which learners want at the end of step t + 1: so a whole step hides what the links take.
+step t, it sums them, all-reduces the sum with the other hosts, and makes of it what the ranks wait
+for. For SMA that is the central model of step t + 1, which learners want at the end of step t + 1;
+for learners at their mean it is the mean at step t, which those with a lag of 1 want at the end of
+step t: so a whole step hides what the links take.
 
 What travels is a sum over learners, so a host weighs in by its learners. All hosts complete the
 same steps, and so run the same reductions, the last one after the last step.
@@ -10,6 +12,7 @@ same steps, and so run the same reductions, the last one after the last step.
 
 import threading
 from collections.abc import Mapping
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -21,38 +24,36 @@ from crossbow.comm.shared import Clocks, Peer
 from crossbow.comm.world import PeerError
 
 
+class Reduction(Protocol):
+    """What the thread does in a step."""
+
+    def __call__(self, parity: int) -> None:
+        """Make of the letters of this parity what the ranks wait for."""
+
+    def restart(self, parity: int) -> None:
+        """Forget what was gathered, while the thread waits for the next step."""
+
+
 class Exchange:
     """The thread of a host's first rank."""
 
     def __init__(
         self,
-        arena: Arena,
+        reduce: Reduction,
         clock_block: Tensor,
         mine: int,
         ranks: Mapping[int, Peer],
-        group: dist.ProcessGroup,
-        num_learners: int,
-        alpha: float,
-        momentum: float,
     ) -> None:
         """Start it.
 
         Args:
-            arena: the rows of this host.
+            reduce: what it does in a step.
             clock_block: the clocks of this host.
-            mine: the central model's own clock.
+            mine: the thread's own clock.
             ranks: the clocks of this host's ranks.
-            group: the first ranks of all hosts.
-            num_learners: of all hosts.
-            alpha: the pull.
-            momentum: of the central model.
         """
-        self._arena, self._group = arena, group
+        self.reduce = reduce
         self._clocks = Clocks(clock_block, mine, ranks, self.has_finished)
-        self._num_learners, self._alpha, self._momentum = num_learners, alpha, momentum
-        first = arena.shares[0].start
-        self._sums = [torch.empty_like(block.rows[0, 0]) for block in arena.blocks]
-        self._central = [block.rows[:, first].clone() for block in arena.blocks]  # (2, n) each
         self._last: int | None = None
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="crossbow-exchange", daemon=True)
@@ -63,12 +64,6 @@ class Exchange:
         if self._failure:
             raise PeerError(f"the exchange with other hosts failed: {self._failure}")
         return False
-
-    def restart(self, parity: int) -> None:
-        """Take the central model's velocity, while the thread waits for the next step."""
-        for block, central in zip(self._arena.blocks, self._central, strict=True):
-            if block.is_pulled:
-                central[1 - parity].copy_(central[parity])
 
     def finish(self, last: int) -> None:
         """Return once the reduction after the last step is done."""
@@ -84,13 +79,46 @@ class Exchange:
         try:
             step = 0
             while not self.has_finished(step) and self._clocks.wait(step):
-                self._reduce(step % 2)
+                self.reduce(step % 2)
                 step += 1
                 self._clocks.advance(step)
         except (RuntimeError, PeerError) as error:
             self._failure = error
 
-    def _reduce(self, parity: int) -> None:
+
+class CentralOfHosts:
+    """SMA's central model, kept by the threads of all hosts alike."""
+
+    def __init__(
+        self,
+        arena: Arena,
+        group: dist.ProcessGroup,
+        num_learners: int,
+        alpha: float,
+        momentum: float,
+    ) -> None:
+        """Begin where the learners are.
+
+        Args:
+            arena: the rows of this host.
+            group: the first ranks of all hosts.
+            num_learners: of all hosts.
+            alpha: the pull.
+            momentum: of the central model.
+        """
+        self._arena, self._group = arena, group
+        self._num_learners, self._alpha, self._momentum = num_learners, alpha, momentum
+        first = arena.shares[0].start
+        self._sums = [torch.empty_like(block.rows[0, 0]) for block in arena.blocks]
+        self._central = [block.rows[:, first].clone() for block in arena.blocks]  # (2, n) each
+
+    def restart(self, parity: int) -> None:
+        """Take the central model's velocity."""
+        for block, central in zip(self._arena.blocks, self._central, strict=True):
+            if block.is_pulled:
+                central[1 - parity].copy_(central[parity])
+
+    def __call__(self, parity: int) -> None:
         """Make the central model of the other parity."""
         k, alpha, momentum = self._num_learners, self._alpha, self._momentum
         for block, total in zip(self._arena.blocks, self._sums, strict=True):

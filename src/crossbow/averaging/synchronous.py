@@ -8,7 +8,7 @@ The rank waits in one place, before its first pull, until every rank has complet
 stands only if another is a whole step behind. docs/design/clocks.md says why one wait is enough.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -57,6 +57,8 @@ class Synchronous:
         self._exchange = exchange
         self._num_learners, self._alpha, self._momentum = num_learners, alpha, momentum
         self._has_pulled = False
+        self.follow: Callable[[Callable[[], list[Tensor]]], None] | None = None
+        """Told once a step of the central model's rows, for those who want them."""
         mine = arena.shares[rank]
         self._count = len(mine)
         # views are made once: indexing a tensor takes longer than averaging a small row
@@ -79,6 +81,8 @@ class Synchronous:
         """
         if self.turn == 0:
             self.clocks.wait(self.step)
+            if self.follow:
+                self.follow(self.central_rows)
         for after, before, central in self._pulls[self.parity][self.turn]:
             if pulls_first:
                 pull_first(after, before, central, self._alpha)
@@ -107,18 +111,45 @@ class Synchronous:
             self.after_move()
 
     @contextmanager
-    def central_aboard(self) -> Iterator[None]:
-        """Let the model hold a copy of the central model; the other ranks soon wait meanwhile."""
+    def central_aboard(self, rows: Sequence[Tensor] | None = None) -> Iterator[None]:
+        """Let the model hold a copy of the central model; the other ranks soon wait meanwhile.
+
+        Args:
+            rows: weights to hold in the place of the central model's, a row for each block.
+        """
         if self.engine.is_holding:  # save() inside central(), say
             yield
             return
+        weights = rows or self.central_rows()
+        parameters = [
+            view
+            for block, row in zip(self._arena.parameters, weights, strict=True)
+            for view in block.layout.views(row)
+        ]
         self.clocks.wait(self.step)
-        parameters, buffers = (
-            [view for block in blocks for view in block.layout.views(self._central(block))]
-            for blocks in (self._arena.parameters, self._arena.buffers)
-        )
+        buffers = [
+            view
+            for block in self._arena.buffers
+            for view in block.layout.views(self._central(block))
+        ]
         with self.engine.holding(parameters, buffers):
             yield
+
+    def central_rows(self) -> list[Tensor]:
+        """A copy of the central model, a row for each block."""
+        self.clocks.wait(self.step)
+        return [self._central(block) for block in self._arena.parameters]
+
+    def round_begins(self) -> None:
+        """Followers hear of the central model when it is known."""
+
+    def learners(self) -> list[tuple[list[Tensor], list[Tensor]]]:
+        """Where each learner of this rank stands, and where it stood a step before."""
+        blocks, mine = self._arena.parameters, self._arena.shares[self._rank]
+        return [
+            ([b.rows[self.parity, j] for b in blocks], [b.rows[1 - self.parity, j] for b in blocks])
+            for j in mine
+        ]
 
     def restart(self) -> None:
         """Put the learners at the central model and take its velocity; all ranks together."""
@@ -137,7 +168,7 @@ class Synchronous:
                 block.letters[learner].left[self.parity].copy_(central[: region.start])
                 block.letters[learner].right[self.parity].copy_(central[region.stop :])
         if self._exchange:
-            self._exchange.restart(self.parity)
+            self._exchange.reduce.restart(self.parity)
         self.engine.forget()
         self._barrier()
 

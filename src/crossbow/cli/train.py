@@ -71,8 +71,21 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     fleet.add_argument(
         "--sync",
         metavar="SPEC",
-        help="how learners are averaged: sma:alpha=0.25,momentum=0.9,restart=true; "
-        f"default {DEFAULTS.sync}",
+        help="how learners are averaged: adaptive, adaptive:gain=linear,lag=1, "
+        f"sma:alpha=0.25,momentum=0.9,restart=true; default {DEFAULTS.sync}",
+    )
+    fleet.add_argument(
+        "--ema",
+        type=float,
+        metavar="SAMPLES",
+        help="evaluate and keep a moving average of the weights, with this half-life",
+    )
+    fleet.add_argument(
+        "--bn-samples",
+        type=int,
+        metavar="N",
+        help="samples on which an average's batch-norm statistics are estimated anew; "
+        f"0 averages those of the learners; default {DEFAULTS.bn_samples}",
     )
     stop = parser.add_argument_group("when to evaluate and when to stop")
     stop.add_argument(
@@ -155,6 +168,8 @@ def summarize(result: "Result") -> None:
     rows = [(f"test {result.metric_name}", f"{shown}   (loss {result.loss:.4f})")]
     if result.target is not None:
         rows.append(("target", _describe_target(result)))
+    if result.critical_batch is not None:
+        rows.append(("gradient noise", _describe_noise(result)))
     rows += [
         ("trained", f"{result.epochs:.4g} epochs, ended by {result.stopped_by}"),
         ("time", f"{result.seconds:.1f} s, of these {result.train_seconds:.1f} s training"),
@@ -163,6 +178,14 @@ def summarize(result: "Result") -> None:
         ("next", f"crossbow train {result.task} --help"),
     ]
     print_rows(rows)
+
+
+def _describe_noise(result: "Result") -> str:
+    """What the noise says of batches: two digits are all that it is good for."""
+    figures = result.critical_batch or 0.0, result.critical_batch_error or 0.0
+    size, error = (float(f"{figure:.2g}") for figure in figures)
+    gain = f"; gain {result.gain:.2f}" if result.gain is not None else ""
+    return f"batches beyond about {size:,.0f} (+-{error:,.0f}) samples waste samples{gain}"
 
 
 def _describe_crew(result: "Result") -> str:

@@ -6,12 +6,14 @@ of each host speaks for it to the other hosts.
 """
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
+import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from crossbow.errors import CrossbowError, InputError
 
@@ -81,6 +83,22 @@ class World:
         if self.size > 1:
             dist.broadcast_object_list(values, src=0)
         return values[0]
+
+    def share(self, tensors: Sequence[Tensor]) -> None:
+        """Give every rank rank 0's values, in place; all ranks call this together."""
+        if self.size > 1:
+            for tensor in tensors:
+                values = tensor.detach().cpu().contiguous()
+                dist.broadcast(values.view(-1).view(torch.uint8), src=0)  # bytes: Gloo lacks int16
+                tensor.data.copy_(values)
+
+    def add_up(self, tensors: Sequence[Tensor]) -> None:
+        """Sum up all ranks' values, in place; all ranks call this together."""
+        if self.size > 1:
+            for tensor in tensors:
+                values = tensor.detach().cpu()
+                dist.all_reduce(values)
+                tensor.data.copy_(values)
 
 
 @contextmanager

@@ -54,7 +54,8 @@ class Sequential:
         self._places, self._buffer_places = _places(model), _buffer_places(model)
         self._frozen = [(name, p) for name, p in parameters.items() if not p.requires_grad]
         self._optimizer = optimizer
-        self._rows = [[_row_views(arena, parity, j) for j in learners] for parity in (0, 1)]
+        copies = range(arena.copies)
+        self._rows = [[_row_views(arena, copy, j) for j in learners] for copy in copies]
         self._live = [_live_views(arena, j) for j in learners]
         self._optimizer_states: list[Any] = [optimizer.state]
         self._optimizer_states += [_copy_of(optimizer.state) for _ in learners[1:]]
@@ -68,11 +69,15 @@ class Sequential:
 
     def cross(self, parity: int) -> None:
         """Point the parameters of the learner aboard at its row of this parity."""
+        self.check()
+        self._parity = parity
+        _point(self._parameters, self._rows[parity][self._aboard])
+
+    def check(self) -> None:
+        """Refuse to go on with a model that isn't the learner's any more."""
         if self.is_holding:
             raise InputError("the model holds the central model: train outside of central()")
         self._check_untouched()
-        self._parity = parity
-        _point(self._parameters, self._rows[parity][self._aboard])
 
     def board(self, index: int, parity: int) -> None:
         """Take the rank's learner `index` aboard, with its row of this parity."""

@@ -23,6 +23,15 @@ class TrainReport(NamedTuple):
     lr: float
     samples_per_second: float
     seconds: float
+    gain: float | None = None
+    """On the learners' common move, where there is one."""
+    variance: float | None = None
+    """Of the gradient of one small batch."""
+    signal: float | None = None
+    """Squared length of the true gradient."""
+    critical_batch: float | None = None
+    """Samples."""
+    critical_batch_error: float | None = None
 
 
 class EvalReport(NamedTuple):
@@ -34,6 +43,9 @@ class EvalReport(NamedTuple):
     metric_name: str
     metric: float
     seconds: float
+    last_loss: float | None = None
+    """Of the weights as they are, where the scores are those of their moving average."""
+    last_metric: float | None = None
 
     def __str__(self) -> str:
         return (

@@ -1,0 +1,245 @@
+"""Adaptive: learners at their mean, and a gain on what they do in common.
+
+Learner j stands at w_j and its own optimizer moves it by d_j; m is the mean of all w_j. With the
+gain r and the lead p,
+
+    u_j = d_j + (r - 1) * (d_j + p * (d_j - d_j_previous))
+
+    lag 1    w_j <- m + u_j               m as it was when the step began
+    lag 0    w_j <- m + mean_i u_i
+
+Either way the mean moves by the mean of the u_j, at once: what learners do in common is never late.
+With lag 1 a learner takes its own move for the common one and hears of the others' a step later, so
+it has a whole step of slack and only the differences between learners are late. With lag 0 all wait
+for each other and stand at the same place.
+
+A learner's own move is its optimizer's. What the gain adds to it, moves that one learner would have
+made one after another, is a larger step, and a larger step overshoots where the loss is steep:
+there d_j turns round from step to step, and the lead p brakes it. For SGD with momentum p is that
+momentum, which makes the added part that of Nesterov's method.
+
+docs/algorithms/adaptive.md has the derivation and what was measured.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from crossbow.arena import Block
+from crossbow.averaging.gain import Gain
+from crossbow.averaging.gathering import Gathering, Letters
+from crossbow.comm.shared import Clocks
+from crossbow.engines.sequential import Sequential
+from crossbow.errors import InputError
+from crossbow.stats.noise import Pieces
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What decides how far learners move."""
+
+    gain: Gain
+    lead: float
+    lag: int
+
+    def weights(self) -> tuple[float, float]:
+        """What u_j takes of d_j, and what it takes off of the move before."""
+        gained = self.gain.value - 1
+        return 1 + gained * (1 + self.lead), gained * self.lead
+
+
+class Centered:
+    """The learners of a rank, kept at the mean of all."""
+
+    def __init__(
+        self,
+        letters: Letters,
+        engine: Sequential,
+        clocks: Clocks,
+        rank: int,
+        gathering: Gathering,
+        pieces: Pieces,
+        terms: Terms,
+        *,
+        barrier: Callable[[], object],
+    ) -> None:
+        """Begin at step 0.
+
+        Args:
+            letters: of this host.
+            engine: runs this rank's learners.
+            clocks: of the ranks, or of the thread that speaks to other hosts.
+            rank: of this host's.
+            gathering: finds the mean.
+            pieces: of gradients.
+            terms: gain, lead and lag.
+            barrier: returns when all ranks have called it.
+        """
+        self.engine, self.clocks, self.terms = engine, clocks, terms
+        self.step, self.turn = 0, 0
+        self.follow: Callable[[Callable[[], list[Tensor]]], None] | None = None
+        """Told once a step of the central model's rows, for those who want them."""
+        self._letters, self._gathering, self._pieces = letters, gathering, pieces
+        self._barrier, self._mine = barrier, letters.arena.shares[rank]
+        self._gathered = -1
+        blocks = letters.arena.parameters
+        self._center = [block.rows[0, self._mine.start].clone() for block in blocks]
+        leading = self._mine if terms.lag else range(1)  # with lag 0 learners lead together
+        self._last = [[torch.zeros_like(c) for c in self._center] for _ in leading]
+        self._moves = [torch.zeros_like(center) for center in self._center]
+        self._rows = [[_row_of(block, learner) for block in blocks] for learner in self._mine]
+
+    def before_move(self, *, pulls_first: bool) -> None:
+        """Know the mean at which this step began; `pulls_first` doesn't matter here."""
+        if self.terms.lag and self.turn == 0:
+            self._gather()
+        self.engine.check()
+
+    def after_move(self, *, rested: bool = False) -> None:
+        """Say where the learner is now, and with the rank's last one end the step."""
+        self.engine.reclaim_buffers()
+        parity = (self.step + 1) % 2
+        for number, row in enumerate(self._rows[self.turn]):
+            if self.terms.lag:
+                before = row.letter[self.step % 2]
+                torch.sub(row.now, before, out=self._moves[number])
+                self._move(row.now, number, self._last[self.turn])
+            row.letter[parity].copy_(row.now)
+        self._publish(parity, has_gradient=not rested)
+        self.turn += 1
+        if self.turn == len(self._mine):
+            self._end_step()
+        self.engine.board(self.turn, 0)
+
+    def rest(self) -> None:
+        """Sit out a move: the mean hears of none, and statistics of nothing."""
+        with torch.no_grad():
+            self.before_move(pulls_first=True)
+            if self.terms.lag:
+                for last in self._last[self.turn]:
+                    last.zero_()
+            self.after_move(rested=True)
+
+    @contextmanager
+    def central_aboard(self, rows: Sequence[Tensor] | None = None) -> Iterator[None]:
+        """Let the model hold a copy of the mean; the other ranks soon wait meanwhile.
+
+        Args:
+            rows: weights to hold in the place of the mean's, a row for each block.
+        """
+        if self.engine.is_holding:  # save() inside central(), say
+            yield
+            return
+        self._gather()
+        arena, rows = self._letters.arena, rows or self.central_rows()
+        parameters = [
+            view
+            for block, row in zip(arena.parameters, rows, strict=True)
+            for view in block.layout.views(row)
+        ]
+        buffers = [
+            view
+            for block, mean in zip(arena.buffers, self._gathering.buffers(self.step), strict=True)
+            for view in block.layout.views(mean)
+        ]
+        with self.engine.holding(parameters, buffers):
+            yield
+
+    def central_rows(self) -> list[Tensor]:
+        """A copy of the mean, a row for each block."""
+        self._gather()
+        return [center.clone() for center in self._center]
+
+    def round_begins(self) -> None:
+        """Followers hear of the mean when it is known."""
+
+    def learners(self) -> list[tuple[list[Tensor], list[Tensor]]]:
+        """Where each learner of this rank stands, and where it stood a step before."""
+        now, before = self.step % 2, (self.step + 1) % 2
+        return [
+            ([r.letter[now] for r in rows], [r.letter[before] for r in rows]) for rows in self._rows
+        ]
+
+    def restart(self) -> None:
+        """Put the learners at the mean, with optimizers that begin anew; all ranks together."""
+        if self.turn:
+            raise InputError("a restart is possible between rounds only: see is_between_rounds")
+        self._gather()
+        self._barrier()  # all have read the letters
+        for rows in self._rows:
+            for row, center in zip(rows, self._center, strict=True):
+                row.now.copy_(center)
+                row.letter[self.step % 2].copy_(center)
+        for last in self._last:
+            for move in last:
+                move.zero_()
+        self.engine.forget()
+        self._barrier()
+
+    def _gather(self) -> None:
+        """Learn the mean at the beginning of this step, once."""
+        if self._gathered == self.step:
+            return
+        self._gathered = self.step
+        means = self._gathering.means(self.step)
+        if self.step:
+            piece = (self.step - 1) % self._pieces.count
+            self.terms.gain.meter.add(piece, *self._gathering.gradients(self.step))
+        if self.terms.lag:
+            self._center = means
+        else:
+            self._advance(means)
+        if self.follow:
+            self.follow(lambda: self._center)
+
+    def _advance(self, means: list[Tensor]) -> None:
+        """With lag 0: move the mean by what all moved together, and all learners with it."""
+        for number, (mean, center) in enumerate(zip(means, self._center, strict=True)):
+            torch.sub(mean, center, out=self._moves[number])
+            self._move(center, number, self._last[0])
+            for rows in self._rows:
+                rows[number].now.copy_(center)
+
+    def _move(self, row: Tensor, number: int, last: list[Tensor]) -> None:
+        """Set the row to the mean and u, and keep the move for the next step."""
+        with_own, without_last = self.terms.weights()
+        moves = self._moves[number]
+        torch.add(self._center[number], moves, alpha=with_own, out=row)
+        if self.terms.lead:
+            row.sub_(last[number], alpha=without_last)
+            self._moves[number], last[number] = last[number], moves
+
+    def _publish(self, parity: int, *, has_gradient: bool) -> None:
+        """Say what the learner aboard has in its buffers, and a piece of its gradient."""
+        learner = self._mine[self.turn]
+        for block in self._letters.arena.buffers:
+            assert block.live is not None
+            block.letters[learner].right[parity].copy_(block.live[learner])
+        piece = self._letters.pieces[parity, learner]
+        if has_gradient:
+            self._pieces.copy(self.step % self._pieces.count, piece)
+        else:
+            piece.fill_(torch.nan)  # which the meter passes over
+
+    def _end_step(self) -> None:
+        self.step += 1
+        self.turn = 0
+        self.clocks.advance(self.step)
+        if not self.terms.lag:
+            self._gather()
+
+
+@dataclass(frozen=True)
+class _Row:
+    """A learner's place in a block."""
+
+    now: Tensor
+    letter: Tensor
+    """(2, n)"""
+
+
+def _row_of(block: Block, learner: int) -> _Row:
+    return _Row(block.rows[0, learner], block.letters[learner].right)

@@ -1,0 +1,1 @@
+"""Stats: what gradients and learners say of themselves."""
