@@ -17,7 +17,7 @@ LAYERS = [
     ["arena", "task"],
     ["engines"],
     ["averaging"],
-    ["fleet", "evaluation", "checkpoint", "monitor"],
+    ["fleet", "learner", "evaluation", "checkpoint", "monitor"],
     ["zoo.tasks", "trainer", "bench"],
     ["cli"],
     ["", "__main__"],
