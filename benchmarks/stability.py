@@ -1,11 +1,12 @@
 """Never unstable: adaptive averaging diverges nowhere that one learner does not.
 
-Claim: over learning rates from a quarter of the recipe's to far beyond what one learner bears, and 2
-to 64 learners, on digits (an MLP and ResNet-8, batch 16, momentum 0.9, constant rate), wherever one
-learner ends with a test loss no worse than knowing nothing, log(10), so does adaptive averaging.
+Claim: over learning rates from a quarter of the recipe's to far beyond what one learner bears, and
+2 to 64 learners, on digits (an MLP and ResNet-8, batch 16, momentum 0.9, constant rate), wherever
+one learner ends with a test loss no worse than knowing nothing, log(10), so does adaptive
+averaging.
 
-Each cell is the worst of the seeds. The loss is that of the central model, its batch-norm statistics
-estimated anew. Rates grow until one learner fails, so that the edge is in the table.
+Each cell is the worst of the seeds. The loss is that of the central model, its batch-norm
+statistics estimated anew. Rates grow until one learner fails, so that the edge is in the table.
 
     python benchmarks/stability.py --json benchmarks/results/stability.json
 
