@@ -208,7 +208,7 @@ def main() -> int:
     own = [[cores[rank % len(cores)]] for rank in range(RANKS)]
     try:
         with Crew(RANKS, cores=own) as crew:
-            crew.call(set_up, "crossbow", args.model, args.batch_size, meeting_place())
+            crew.call(set_up, "sma", args.model, args.batch_size, meeting_place())
             crew.call(run, WARM_UP_STEPS)
             lines = measure(crew, args.rounds, args.steps)
     except KeyboardInterrupt:

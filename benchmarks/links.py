@@ -44,7 +44,7 @@ from crossbow.bench.throughput import CASES, WARM_UP_STEPS, run, set_up
 
 SMA_KEEPS, DDP_KEEPS = 0.9, 2 / 3
 TOLERANCE = 0.05
-CONTENDERS = {"independent": "independent", "crossbow": "crossbow", "ddp": "ddp tuned"}
+CONTENDERS = {"independent": "independent", "crossbow": "sma", "ddp": "ddp tuned"}
 CONTENDERS["ddp, buckets"] = "ddp tuned"
 BUCKETS = 4
 FIRST_PORT = 29500  # the hosts are ours alone, so every port is free

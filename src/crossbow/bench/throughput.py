@@ -1,6 +1,7 @@
 """Throughput: samples a second of Crossbow and of its peers, interleaved in one run.
 
-    crossbow      learners kept together by SMA, one a core
+    adaptive      learners kept together by adaptive averaging, one a core
+    sma           the same by synchronous model averaging as published
     independent   as many learners that never speak: the limit
     ddp           PyTorch DistributedDataParallel over Gloo, as many processes, each with this batch
     ddp tuned     the same with the settings under which it is fastest
@@ -25,7 +26,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from crossbow.averaging.family import sma
+from crossbow.averaging.family import AVERAGINGS
 from crossbow.bench.crew import Crew, meeting_place
 from crossbow.bench.measure import Speeds, ratio
 from crossbow.fleet import Fleet
@@ -72,7 +73,9 @@ CASES: Mapping[str, Case] = {
     "mlp": Case(models.mlp, _images(1, 28, 28), _SGD),
 }
 
-CONTENDERS = ("crossbow", "independent", "ddp", "ddp tuned", "one process")
+OURS = ("adaptive", "sma")
+PEERS = ("independent", "ddp", "ddp tuned", "one process")
+CONTENDERS = OURS + PEERS
 TUNED: Mapping[str, Any] = {  # under which DDP is fastest here; batch norms' buffers then drift
     "gradient_as_bucket_view": True,
     "broadcast_buffers": False,
@@ -91,9 +94,9 @@ class Row(NamedTuple):
         """Samples a second."""
         return statistics.median(self.speeds[contender])
 
-    def ratio(self, base: str) -> float:
-        """Crossbow's speed over another's."""
-        return ratio(self.speeds, "crossbow", base)
+    def ratio(self, contender: str, base: str) -> float:
+        """One contender's speed over another's."""
+        return ratio(self.speeds, contender, base)
 
     def to_json(self) -> dict[str, Any]:
         """All that was measured, and what it says."""
@@ -101,7 +104,10 @@ class Row(NamedTuple):
             "model": self.model,
             "batch_size": self.batch_size,
             "samples_per_second": {name: self.median(name) for name in CONTENDERS},
-            "ratio_to": {name: self.ratio(name) for name in CONTENDERS[1:]},
+            "ratio_to": {
+                ours: {name: self.ratio(ours, name) for name in CONTENDERS if name != ours}
+                for ours in OURS
+            },
             "rounds": self.speeds,
         }
 
@@ -204,8 +210,9 @@ def set_up(
             warnings.simplefilter("ignore", FutureWarning)
             model = nn.parallel.DistributedDataParallel(model, bucket_cap_mb=bucket_mb, **tuned)
     optimizer = build_optimizer(case.optimizer, model.parameters(), lr=1e-4)
-    if contender == "crossbow":
-        memory["fleet"] = stack.enter_context(Fleet(model, optimizer, sma(), name="bench"))
+    if contender in OURS:
+        sync = AVERAGINGS[contender]()
+        memory["fleet"] = stack.enter_context(Fleet(model, optimizer, sync, name="bench"))
     torch.manual_seed(SEED + int(os.environ["RANK"]))
     batches = [case.read(batch) for _ in range(READY_BATCHES)]
     memory |= {"stack": stack, "parts": (model, optimizer, case.loss, batches)}

@@ -13,9 +13,10 @@ if TYPE_CHECKING:
     from crossbow.bench.throughput import Row
 
 THROUGHPUT = """\
-Samples a second of a training step, for five contenders that take turns in one run:
+Samples a second of a training step, for contenders that take turns in one run:
 
-  crossbow      learners kept together by synchronous model averaging, one a core
+  adaptive      learners kept together by adaptive averaging, one a core
+  sma           the same by synchronous model averaging as published
   independent   as many learners that never speak: the limit
   ddp           PyTorch DistributedDataParallel over Gloo, as many processes, the same batch each
   ddp tuned     the same with static graph, gradients as bucket views, and no syncing of buffers
@@ -98,15 +99,14 @@ def _batch_size(text: str) -> int:
 
 
 def _table(rows: "list[Row]") -> list[list[str]]:
-    from crossbow.bench.throughput import CONTENDERS
+    from crossbow.bench.throughput import CONTENDERS, OURS, PEERS
 
-    peers = CONTENDERS[1:]
-    heads = ["model", "batch", *(f"{name}/s" for name in CONTENDERS)]
-    lines = [[*heads, *(f"to {name}" for name in peers), ""]]
+    lines = [["model", "batch", "contender", "samples/s", *(f"to {name}" for name in PEERS), ""]]
     for row in rows:
-        speeds = [f"{row.median(name):,.0f}" for name in CONTENDERS]
-        ratios = [f"{row.ratio(name):.2f}" for name in peers]
-        lines.append([row.model, str(row.batch_size), *speeds, *ratios, ""])
+        for name in CONTENDERS:
+            ratios = [f"{row.ratio(name, peer):.2f}" if name in OURS else "" for peer in PEERS]
+            speed = f"{row.median(name):,.0f}"
+            lines.append([row.model, str(row.batch_size), name, speed, *ratios, ""])
     return lines
 
 
