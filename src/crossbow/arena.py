@@ -122,6 +122,13 @@ class Block:
         """Whether the central model pulls on these rows."""
         return self.live is None
 
+    def pack(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        """A new row that holds these tensors, by name."""
+        row = torch.zeros_like(self.rows[0, 0])
+        for name, slot in zip(self.layout.names, self.layout.slots, strict=True):
+            slot.view(row).copy_(tensors[name])
+        return row
+
     def part(self, learner: int, sender: int, parity: int, piece: slice) -> Tensor:
         """A piece of a letter of a learner of rank `sender`, by its place in the row."""
         region, letter = self.regions[sender], self.letters[learner]
@@ -197,9 +204,7 @@ class Arena:
     def fill(self, model: Mapping[str, Tensor]) -> None:
         """Put all learners, and the central model at rest, where this model stands."""
         for block in self.blocks:
-            row = torch.zeros_like(block.rows[0, 0])
-            for name, slot in zip(block.layout.names, block.layout.slots, strict=True):
-                slot.view(row).copy_(model[name])
+            row = block.pack(model)
             block.rows.copy_(row.expand_as(block.rows))
             if block.live is not None:
                 block.live.copy_(row.expand_as(block.live))

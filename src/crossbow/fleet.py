@@ -13,6 +13,7 @@ steps an optimizer is a fleet's loop. Without a launcher and with one learner th
 
 import atexit
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import pairwise
@@ -20,14 +21,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from crossbow.averaging.adaptive import Centered
-from crossbow.averaging.adoption import adopt
+from crossbow.averaging.adoption import adopt, process
 from crossbow.averaging.alone import Alone
 from crossbow.averaging.family import Averaging, Pulled, adaptive
 from crossbow.averaging.gain import Gain
+from crossbow.averaging.resizing import at_rest, reassign
 from crossbow.averaging.synchronous import Synchronous
 from crossbow.averaging.weights import MovingAverage
 from crossbow.checkpoint import save_model
@@ -39,6 +42,9 @@ from crossbow.stats.divergence import Divergence, divergence, square_distance, u
 
 Round = tuple[int, Stretch | None]
 """Samples read by all learners before a round, and what one learner reads in it."""
+
+Reader = tuple[Iterator[Round], Iterator[Batch]]
+"""One learner's rounds, and its batches in those in which it reads."""
 
 
 class Fleet:
@@ -67,24 +73,33 @@ class Fleet:
         self.model, self.optimizer = model, optimizer
         self.world = World.from_environment()
         self.learners = self.world.size if learners is None else learners
-        shares = share(self.learners, self.world.size)
-        self.mine = shares[self.world.rank]
         self.samples = 0
         """How many samples all learners together had read when this round began."""
         self.reading: Stretch = (0, 0)
         """The part of the stream that the learner aboard was given last."""
-        averaging = adaptive() if sync is None else sync
+        self.averaging = adaptive() if sync is None else sync
+        self.name = name
+        self._ema = None if ema is None else _moving_average(ema)
+        self._adopt(self.learners)
+        self._is_closed = False
+
+    def _adopt(self, learners: int) -> None:
+        """Put so many learners where the model is."""
+        self.learners = learners
+        shares = share(learners, self.world.size)
+        self.mine = shares[self.world.rank]
+        model, optimizer, averaging = self.model, self.optimizer, self.averaging
         self._average: Alone | Synchronous | Centered
         pulls_itself = isinstance(averaging, Pulled) and averaging.alpha is not None
-        if self.learners == 1 and not pulls_itself:
-            self._average, leave = Alone(model), ExitStack()
+        if learners == 1 and not pulls_itself:
+            self._average, self._leave = Alone(model, optimizer), ExitStack()
         else:
-            self._average, leave = adopt(model, optimizer, averaging, self.world, shares, name)
-        self._leave, self._is_closed = leave, False
-        self._ema = None if ema is None else _moving_average(ema)
+            self._average, self._leave = adopt(
+                model, optimizer, averaging, self.world, shares, self.name
+            )
         if self._ema:
             self._average.follow = self._look
-        atexit.register(leave.close)
+        atexit.register(self._leave.close)
 
     def __enter__(self) -> Self:
         return self
@@ -123,21 +138,34 @@ class Fleet:
         """
         check_reading(data, batch_size, epochs, start)
         stop = start + max(1, round(epochs * len(data)))
-        readers = []
-        for learner in self.mine:
-            plan = (start, stop, batch_size, self.learners, learner)
-            wanted = (stretch for _, stretch in rounds(*plan) if stretch)
-            batches = read(
-                data, wanted, seed=seed, prepare=prepare, collate=collate, num_workers=num_workers
-            )
-            readers.append((rounds(*plan), batches))
-        return self._in_turn(readers, stop)
+
+        def readers(position: int) -> list[Reader]:
+            found = []
+            for learner in self.mine:
+                plan = (position, stop, batch_size, self.learners, learner)
+                wanted = (stretch for _, stretch in rounds(*plan) if stretch)
+                batches = read(
+                    data,
+                    wanted,
+                    seed=seed,
+                    prepare=prepare,
+                    collate=collate,
+                    num_workers=num_workers,
+                )
+                found.append((rounds(*plan), batches))
+            return found
+
+        return self._in_turn(readers, start, stop, batch_size)
 
     def _in_turn(
-        self, readers: Sequence[tuple[Iterator[Round], Iterator[Batch]]], stop: int
+        self, make_readers: Callable[[int], list[Reader]], start: int, stop: int, batch_size: int
     ) -> Iterator[Batch]:
         """Yield a batch for the learner aboard, until there are no more rounds."""
+        readers, k = make_readers(start), self.learners
         while True:
+            if k != self.learners:  # resized after a round, whose end is where to go on
+                readers = make_readers(min(self.samples + k * batch_size, stop))
+                k = self.learners
             schedule, batches = readers[self._average.turn]
             now = next(schedule, None)
             if now is None:
@@ -214,6 +242,50 @@ class Fleet:
         """Whether all learners of this rank have made the same number of steps."""
         return self._average.turn == 0
 
+    def resize(self, learners: int) -> None:
+        """Go on with so many learners; all ranks call this between the same two rounds.
+
+        All begin where the central model stands, which loses its velocity. Old ones keep the state
+        of their optimizers and their random streams, new ones begin with an optimizer at rest.
+        Batches go on where they were: rounds are of the new number from now on.
+        """
+        if self._is_closed:
+            raise InputError("the fleet is closed: change the number of learners before close()")
+        if not self.is_between_rounds:
+            raise InputError("learners come and go between rounds only: see is_between_rounds")
+        shares = share(learners, self.world.size)
+        if isinstance(self.averaging, Pulled):
+            self.averaging.pull(learners)  # which may be unstable
+        if learners == self.learners:
+            return
+        before, first = self._average, self.mine.start
+        owns = {first + index: own for index, own in enumerate(before.owns())}
+        owns = reassign(owns, self.optimizer, shares, self.world)
+        seed = self.world.broadcast(torch.initial_seed())
+        mean = self._weights_of(self._ema.rows) if self._ema and self._ema.rows else None
+        with self.central():
+            central = {key: value.clone() for key, value in _tensors(self.model)}
+        device = next(self.model.parameters()).device
+        with process.held(self.world, device):  # or the ranks would part, and meet again
+            self.close()
+            for key, tensor in _tensors(self.model):
+                tensor.data.copy_(central[key])
+            self.optimizer.state = defaultdict(dict)
+            self._adopt(learners)
+            self._is_closed = False
+        self._average.take_owns(
+            [owns.get(number) or at_rest(seed, number, self.samples) for number in self.mine]
+        )
+        if isinstance(before, Centered) and isinstance(self._average, Centered):
+            self._average.go_on(before.terms.gain.meter)
+        if self._ema and mean:
+            self._ema.rows = self._average.pack(mean)
+
+    def _weights_of(self, rows: Sequence[Tensor]) -> dict[str, Tensor]:
+        """A copy of what the rows of an averaging hold, by name."""
+        with self._average.central_aboard(rows):
+            return {name: p.detach().clone() for name, p in self.model.named_parameters()}
+
     def restart(self) -> None:
         """Put all learners at the central model, at rest; all ranks call this at the same step.
 
@@ -251,6 +323,11 @@ def rounds(start: int, stop: int, batch_size: int, learners: int, learner: int) 
         begin = before + learner * size + min(learner, longer)
         end = begin + size + (learner < longer)
         yield before, ((begin, end) if begin < end else None)
+
+
+def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    yield from model.named_parameters()
+    yield from model.named_buffers()
 
 
 def _moving_average(half_life: float) -> MovingAverage:

@@ -21,7 +21,7 @@ momentum, which makes the added part that of Nesterov's method.
 docs/algorithms/adaptive.md has the derivation and what was measured.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -32,9 +32,9 @@ from crossbow.arena import Block
 from crossbow.averaging.gain import Gain
 from crossbow.averaging.gathering import Gathering, Letters
 from crossbow.comm.shared import Clocks
-from crossbow.engines.sequential import Sequential
+from crossbow.engines.sequential import Own, Sequential
 from crossbow.errors import InputError
-from crossbow.stats.noise import Pieces
+from crossbow.stats.noise import NoiseMeter, Pieces
 
 
 @dataclass(frozen=True)
@@ -45,10 +45,10 @@ class Terms:
     lead: float
     lag: int
 
-    def weights(self) -> tuple[float, float]:
+    def weights(self, *, leads: bool) -> tuple[float, float]:
         """What u_j takes of d_j, and what it takes off of the move before."""
-        gained = self.gain.value - 1
-        return 1 + gained * (1 + self.lead), gained * self.lead
+        gained, lead = self.gain.value - 1, self.lead if leads else 0.0
+        return 1 + gained * (1 + lead), gained * lead
 
 
 class Centered:
@@ -85,6 +85,7 @@ class Centered:
         self._letters, self._gathering, self._pieces = letters, gathering, pieces
         self._barrier, self._mine = barrier, letters.arena.shares[rank]
         self._gathered = -1
+        self._leads = True
         blocks = letters.arena.parameters
         self._center = [block.rows[0, self._mine.start].clone() for block in blocks]
         leading = self._mine if terms.lag else range(1)  # with lag 0 learners lead together
@@ -163,6 +164,26 @@ class Centered:
             ([r.letter[now] for r in rows], [r.letter[before] for r in rows]) for rows in self._rows
         ]
 
+    def owns(self) -> list[Own]:
+        """What each learner of this rank has to itself."""
+        return self.engine.owns()
+
+    def take_owns(self, owns: Sequence[Own]) -> None:
+        """Give each learner of this rank something to itself."""
+        self.engine.take_owns(owns)
+
+    def pack(self, weights: Mapping[str, Tensor]) -> list[Tensor]:
+        """Rows of these weights."""
+        return [block.pack(weights) for block in self._letters.arena.parameters]
+
+    def go_on(self, meter: NoiseMeter) -> None:
+        """Go on from what another fleet's gradients said, and with optimizers that have moved.
+
+        Their moves before aren't known, so the first one has no lead.
+        """
+        self.terms.gain.meter.inherit(meter)
+        self._leads = False
+
     def restart(self) -> None:
         """Put the learners at the mean, with optimizers that begin anew; all ranks together."""
         if self.turn:
@@ -205,7 +226,7 @@ class Centered:
 
     def _move(self, row: Tensor, number: int, last: list[Tensor]) -> None:
         """Set the row to the mean and u, and keep the move for the next step."""
-        with_own, without_last = self.terms.weights()
+        with_own, without_last = self.terms.weights(leads=self._leads)
         moves = self._moves[number]
         torch.add(self._center[number], moves, alpha=with_own, out=row)
         if self.terms.lead:
@@ -230,6 +251,7 @@ class Centered:
         self.clocks.advance(self.step)
         if not self.terms.lag:
             self._gather()
+        self._leads = True
 
 
 @dataclass(frozen=True)

@@ -70,7 +70,7 @@ def adopt(
         averaging, optimizer, layouts, world, house, shares
     )
     with ExitStack() as stack:
-        stack.enter_context(_process.held(world, device))
+        stack.enter_context(process.held(world, device))
         world.share([*model.parameters(), *model.buffers()])
         _broadcast_state(optimizer, world)
         needed = Carver()
@@ -226,7 +226,7 @@ class _Process:
                 self._stack.close()
 
 
-_process = _Process()
+process = _Process()
 
 
 def _rows_of(house: World, shares: Sequence[range]) -> list[range]:

@@ -1,9 +1,13 @@
 """Alone: one learner, which is its own average."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
+import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from crossbow.engines.sequential import Own
 
 
 class Alone:
@@ -11,8 +15,8 @@ class Alone:
 
     turn = 0
 
-    def __init__(self, model: nn.Module) -> None:
-        self._model = model
+    def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
+        self._model, self._optimizer = model, optimizer
         self.follow: Callable[[Callable[[], list[Tensor]]], None] | None = None
         """Told at the beginning of a round of the weights, for those who want them."""
 
@@ -50,6 +54,19 @@ class Alone:
     def learners(self) -> list[tuple[list[Tensor], list[Tensor]]]:
         """There is nobody to compare with."""
         return []
+
+    def owns(self) -> list[Own]:
+        """What the learner has to itself."""
+        return [Own(self._optimizer.state, torch.get_rng_state())]
+
+    def take_owns(self, owns: Sequence[Own]) -> None:
+        """Give it that."""
+        self._optimizer.state, random_state = owns[0]
+        torch.set_rng_state(random_state)
+
+    def pack(self, weights: Mapping[str, Tensor]) -> list[Tensor]:
+        """Rows of these weights."""
+        return [weights[name] for name, p in self._model.named_parameters() if p.requires_grad]
 
     def restart(self) -> None:
         """The learner is at the central model already."""

@@ -8,7 +8,7 @@ The rank waits in one place, before its first pull, until every rank has complet
 stands only if another is a whole step behind. docs/design/clocks.md says why one wait is enough.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -18,7 +18,7 @@ from crossbow.arena import Arena, Block
 from crossbow.averaging.family import advance, average, pull_first, pull_last
 from crossbow.averaging.hosts import Exchange
 from crossbow.comm.shared import Clocks
-from crossbow.engines.sequential import Sequential
+from crossbow.engines.sequential import Own, Sequential
 from crossbow.errors import InputError
 
 
@@ -150,6 +150,18 @@ class Synchronous:
             ([b.rows[self.parity, j] for b in blocks], [b.rows[1 - self.parity, j] for b in blocks])
             for j in mine
         ]
+
+    def owns(self) -> list[Own]:
+        """What each learner of this rank has to itself."""
+        return self.engine.owns()
+
+    def take_owns(self, owns: Sequence[Own]) -> None:
+        """Give each learner of this rank something to itself."""
+        self.engine.take_owns(owns)
+
+    def pack(self, weights: Mapping[str, Tensor]) -> list[Tensor]:
+        """Rows of these weights."""
+        return [block.pack(weights) for block in self._arena.parameters]
 
     def restart(self) -> None:
         """Put the learners at the central model and take its velocity; all ranks together."""

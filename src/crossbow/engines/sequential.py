@@ -27,6 +27,13 @@ class Place(NamedTuple):
     held: Any
 
 
+class Own(NamedTuple):
+    """What a learner has to itself, apart from weights and buffers."""
+
+    optimizer_state: Any
+    random_state: Tensor
+
+
 class Sequential:
     """The learners of a rank, of which one is aboard."""
 
@@ -130,6 +137,19 @@ class Sequential:
         """Give the model memory of its own again, with the weights of the learner aboard."""
         for tensors in (self._parameters, self._buffers):
             _point(tensors, [tensor.detach().clone() for tensor in tensors])
+
+    def owns(self) -> list[Own]:
+        """What each learner has to itself."""
+        self._random_states[self._aboard] = torch.get_rng_state()
+        pairs = zip(self._optimizer_states, self._random_states, strict=True)
+        return [Own(*pair) for pair in pairs]
+
+    def take_owns(self, owns: Sequence[Own]) -> None:
+        """Give each learner something to itself."""
+        self._optimizer_states = [own.optimizer_state for own in owns]
+        self._random_states = [own.random_state for own in owns]
+        self._optimizer.state = self._optimizer_states[self._aboard]
+        torch.set_rng_state(self._random_states[self._aboard])
 
     def forget(self) -> None:
         """Start the optimizers of all learners anew."""
