@@ -90,3 +90,84 @@ def adaptive(
             vector_to_parameters(m + (own if lag else u), replica.parameters())
         m = m + u
     return [parameters_to_vector(r.parameters()).detach() for r in replicas], m, gains
+
+
+Matrices = list[Tensor]
+
+
+def with_feedback(
+    say: Callable[[Matrices], Matrices], moves: Sequence[Sequence[Matrices]]
+) -> list[Matrices]:
+    """Karimireddy et al., 2019, algorithm 2 (EF-SGD), over several hosts: what is heard each step.
+
+    `moves` are those of each step and host. A host says C(move + error) and keeps the rest.
+    """
+    errors = [[torch.zeros_like(m) for m in host] for host in moves[0]]
+    sums = []
+    for step in moves:
+        heard = []
+        for host, delta in enumerate(step):
+            wanted = [d + e for d, e in zip(delta, errors[host], strict=True)]
+            said = say(wanted)
+            errors[host] = [w - s for w, s in zip(wanted, said, strict=True)]
+            heard.append(said)
+        sums.append([torch.stack(tensors).sum(0) for tensors in zip(*heard, strict=True)])
+    return sums
+
+
+def one_bit(matrices: Matrices) -> Matrices:
+    """Signs, times the mean absolute of each row; Bernstein et al., 2018, with a scale a row."""
+    said = []
+    for matrix in matrices:
+        rows = matrix.reshape(1, -1) if matrix.dim() == 1 else matrix.flatten(1)
+        signs = torch.where(rows >= 0, 1.0, -1.0).to(matrix)
+        said.append((signs * rows.abs().mean(1, keepdim=True)).reshape(matrix.shape))
+    return said
+
+
+def top_k(matrices: Matrices, k: int) -> Matrices:
+    """The k numbers largest by absolute; Stich et al., 2018."""
+    everything = torch.cat([m.reshape(-1) for m in matrices])
+    least = everything.abs().sort(descending=True).values[k - 1]
+    return [torch.where(m.abs() >= least, m, 0) for m in matrices]
+
+
+def powersgd(moves: Sequence[Sequence[Matrices]], bases: Sequence[Tensor | None]) -> list[Matrices]:
+    """Vogels et al., 2019, algorithms 1 and 2, with sums in the place of means.
+
+    `bases` are the first Q of each tensor, or None for what is not compressed.
+    """
+    errors = [[torch.zeros_like(m) for m in host] for host in moves[0]]
+    bases = list(bases)
+    sums = []
+    for step in moves:
+        wanted = [
+            [d + e for d, e in zip(delta, error, strict=True)]
+            for delta, error in zip(step, errors, strict=True)
+        ]
+        found = []
+        for tensor, basis in enumerate(bases):
+            own = [host[tensor] for host in wanted]
+            if basis is None:
+                found.append(torch.stack(own).sum(0))
+                said = own
+            else:
+                matrices = [m.flatten(1) for m in own]
+                p = _gram_schmidt(torch.stack([m @ basis for m in matrices]).sum(0))
+                qs = [m.T @ p for m in matrices]
+                bases[tensor] = torch.stack(qs).sum(0)
+                said = [(p @ q.T).reshape(own[0].shape) for q in qs]
+                found.append((p @ bases[tensor].T).reshape(own[0].shape))
+            for host, part in enumerate(said):
+                errors[host][tensor] = wanted[host][tensor] - part
+        sums.append(found)
+    return sums
+
+
+def _gram_schmidt(matrix: Tensor) -> Tensor:
+    columns: list[Tensor] = []
+    for column in matrix.T:
+        for earlier in columns:
+            column = column - (earlier @ column) * earlier
+        columns.append(column / column.norm())
+    return torch.stack(columns, 1)
