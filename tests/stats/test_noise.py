@@ -165,7 +165,7 @@ def test_smoothing_is_counted_in_small_batches() -> None:
 
 
 def test_a_meter_goes_on_from_its_state() -> None:
-    one, other = measure(2, 5.0, 100), NoiseMeter(16, 2)
+    one, other = measure(2, 5.0, 100), NoiseMeter(4, 2)
     other.load_state_dict(one.state_dict())
     assert other.read() == one.read()
     assert other.gain == one.gain

@@ -206,8 +206,8 @@ class Centered:
             return
         self._gathered = self.step
         means = self._gathering.means(self.step)
-        if self.step:
-            piece = (self.step - 1) % self._pieces.count
+        piece = self._pieces.due(self.step - 1) if self.step else None
+        if piece is not None:
             self.terms.gain.meter.add(piece, *self._gathering.gradients(self.step))
         if self.terms.lag:
             self._center = means
@@ -239,11 +239,13 @@ class Centered:
         for block in self._letters.arena.buffers:
             assert block.live is not None
             block.letters[learner].right[parity].copy_(block.live[learner])
-        piece = self._letters.pieces[parity, learner]
+        piece = self._pieces.due(self.step)
+        if piece is None:
+            return
         if has_gradient:
-            self._pieces.copy(self.step % self._pieces.count, piece)
+            self._pieces.copy(piece, self._letters.pieces[parity, learner])
         else:
-            piece.fill_(torch.nan)  # which the meter passes over
+            self._letters.pieces[parity, learner].fill_(torch.nan)  # which the meter passes over
 
     def _end_step(self) -> None:
         self.step += 1

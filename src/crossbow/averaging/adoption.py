@@ -151,7 +151,7 @@ class _AdaptivePlan:
         learning = [p for group in optimizer.param_groups for p in group["params"]]
         self._pieces = Pieces([p for p in learning if p.requires_grad], self._k)
         self._terms = Terms(
-            gain=Gain(averaging.gain, NoiseMeter(self._pieces.count, self._k)),
+            gain=Gain(averaging.gain, NoiseMeter(self._pieces.count, self._k, self._pieces.every)),
             lead=momentum_of(optimizer) if averaging.lead is None else averaging.lead,
             lag=averaging.lag_of(self._k),
         )

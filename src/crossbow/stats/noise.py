@@ -29,8 +29,10 @@ from torch import Tensor
 SPAN = 1000.0
 """Small batches over which estimates are smoothed."""
 
-MOST_PIECES = 16
-PIECES_A_SPAN = 4
+MOST_PIECES, MOST_STEPS = 4, 16
+"""A gradient is seen whole every so many steps, in so many looks: a look has a fixed cost."""
+
+LOOKS_A_SPAN = 4
 """Each piece is seen at least so often within the span."""
 
 SMALLEST_PIECE = 1024
@@ -98,8 +100,11 @@ class Pieces:
         self._parameters = list(parameters)
         sizes = [p.numel() for p in self._parameters]
         total = sum(sizes)
-        often = max(1, int(SPAN / PIECES_A_SPAN / k))
-        self.count = max(1, min(MOST_PIECES, often, total // SMALLEST_PIECE))
+        often = int(SPAN / LOOKS_A_SPAN / k)
+        steps = max(1, min(MOST_STEPS, often, total // SMALLEST_PIECE))
+        self.every = max(1, steps // MOST_PIECES)
+        """Steps from one look to the next."""
+        self.count = steps // self.every
         edges = [total * piece // self.count for piece in range(self.count + 1)]
         self.width = max(b - a for a, b in pairwise(edges))
         """Numbers in the longest piece."""
@@ -112,6 +117,11 @@ class Pieces:
             ]
             for a, b in pairwise(edges)
         ]
+
+    def due(self, step: int) -> int | None:
+        """The piece to look at in this step, if any."""
+        look, rest = divmod(step, self.every)
+        return None if rest else look % self.count
 
     def copy(self, piece: int, out: Tensor) -> None:
         """Copy a piece of the parameters' gradients to `out`; what has no gradient is zero."""
@@ -154,30 +164,32 @@ class _Piece:
 class NoiseMeter:
     """Smoothed estimates from pieces of gradients."""
 
-    def __init__(self, pieces: int, k: int) -> None:
+    def __init__(self, pieces: int, k: int, every: int = 1) -> None:
         """Begin with nothing seen.
 
         Args:
             pieces: that a gradient is cut into.
             k: gradients seen at a time.
+            every: steps from one look to the next.
         """
         self.k = k
         self.gain = 1.0
         """Of k learners, by what was seen so far; 1 as long as that is nothing."""
-        self._keep = math.exp(-pieces * k / SPAN)
+        self._keep = math.exp(-pieces * every * k / SPAN)
         self._pieces = [_Piece() for _ in range(pieces)]
+        self._found = [(0.0, 0.0)] * pieces  # variance and signal of each
 
     def add(self, piece: int, squares: float, square_of_sum: float) -> None:
         """Take sum_j |g_j|^2 and |sum_j g_j|^2 of a piece; what isn't finite is passed over."""
         if not (math.isfinite(squares) and math.isfinite(square_of_sum)):
             return
         variance, signal = split(squares, square_of_sum, self.k)
-        before = self._pieces[piece].means()
+        before = self._found[piece]
         most = OUTLIER * (before[0] + max(before[1], 0.0))
         if 0 < most < (size := squares / self.k):
             variance, signal = variance * most / size, signal * most / size
         self._pieces[piece].add(variance, signal, self._keep)
-        self.gain = gain_of(*self._totals(), self.k)
+        self._see(piece)
 
     def read(self) -> Noise | None:
         """The estimates; None before every piece was seen twice."""
@@ -190,9 +202,14 @@ class NoiseMeter:
         scale = variance / signal
         return Noise(variance, signal, scale, scale * self._relative_error(variance, signal))
 
+    def _see(self, piece: int) -> None:
+        """Let the gain follow what was found of a piece."""
+        variance, signal, *_ = self._pieces[piece].means()
+        self._found[piece] = variance, signal
+        self.gain = gain_of(*self._totals(), self.k)
+
     def _totals(self) -> tuple[float, float]:
-        means = [piece.means() for piece in self._pieces]
-        return sum(mean[0] for mean in means), sum(mean[1] for mean in means)
+        return sum(found[0] for found in self._found), sum(found[1] for found in self._found)
 
     def _relative_error(self, variance: float, signal: float) -> float:
         """Of the ratio, by the delta method, from how much the observations scatter."""
@@ -220,11 +237,10 @@ class NoiseMeter:
 
     def load_state_dict(self, state: dict[str, list[list[float]]]) -> None:
         """Go on from what was seen before."""
-        for piece, (weight, square_weight, *sums) in zip(
-            self._pieces, state["pieces"], strict=True
-        ):
+        for number, (weight, square_weight, *sums) in enumerate(state["pieces"]):
+            piece = self._pieces[number]
             piece.weight, piece.square_weight, piece.sums = weight, square_weight, sums
-        self.gain = gain_of(*self._totals(), self.k)
+            self._see(number)
 
 
 class OneLearnersNoise:
