@@ -75,9 +75,9 @@ def figures(records: Sequence[Record]) -> dict[str, Any]:
             if event["event"] not in DRAWN
         ],
         "tables": [
-            _table("Settings", [record.config for record in records]),
-            _table("Result", [record.result for record in records]),
-            _table("Machine", [_machine(record) for record in records]),
+            _table("Settings", [record.config for record in records], marks=True),
+            _table("Machine", [_machine(record) for record in records], marks=True),
+            _table("Result", [record.result for record in records], marks=False),
         ],
     }
 
@@ -332,14 +332,15 @@ def _machine(record: Record) -> dict[str, Any]:
     return {**facts, **{key: start[key] for key in ("torch", "ranks") if key in start}}
 
 
-def _table(title: str, columns: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """A row for each name, with what each run says of it; rows that differ come first."""
+def _table(title: str, columns: Sequence[dict[str, Any]], *, marks: bool) -> dict[str, Any]:
+    """A row for each name, with what each run says of it; if asked, those that differ first."""
     names = dict.fromkeys(name for column in columns for name in column)
-    rows = [
-        {"name": name, "values": [_plain(column.get(name)) for column in columns]} for name in names
-    ]
-    marked = [{**row, "differs": len(set(row["values"])) > 1} for row in rows]
-    return {"title": title, "rows": sorted(marked, key=lambda row: not row["differs"])}
+    rows = []
+    for name in names:
+        values = [_plain(column.get(name)) for column in columns]
+        differs = marks and name != "run_dir" and len(set(values)) > 1
+        rows.append({"name": name, "values": values, "differs": differs})
+    return {"title": title, "rows": sorted(rows, key=lambda row: not row["differs"])}
 
 
 def _plain(value: Any) -> str:
