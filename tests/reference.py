@@ -171,3 +171,50 @@ def _gram_schmidt(matrix: Tensor) -> Tensor:
             column = column - (earlier @ column) * earlier
         columns.append(column / column.norm())
     return torch.stack(columns, 1)
+
+
+def allreduce(
+    model: nn.Module,
+    make_optimizer: Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer],
+    loss: Callable[[nn.Module, int, int], Tensor],
+    k: int,
+    rounds: int,
+    *,
+    scale: str | float | None = None,
+    accumulate: int = 1,
+) -> Tensor:
+    """Synchronous SGD: the mean gradient of k learners and so many rounds, taken by one model.
+
+    Scaled by a number, by k, by sqrt(k), or by the gain of AdaScale (Johnson et al., 2020), whose
+    means are smoothed over 1000 small batches. Returns the weights.
+    """
+    model = copy.deepcopy(model)
+    parameters = list(model.parameters())
+    optimizer = make_optimizer(parameters)
+    rate = optimizer.param_groups[0]["lr"]
+    batches = k * accumulate
+    keep, variance, signal = math.exp(-batches / 1000), 0.0, 0.0
+    for first in range(0, rounds, accumulate):
+        gradients = [
+            parameters_to_vector(torch.autograd.grad(loss(model, learner, step), parameters))
+            for step in range(first, first + accumulate)
+            for learner in range(k)
+        ]
+        g = sum(gradients) / batches
+        s2 = sum(((gradient - g) ** 2).sum().item() for gradient in gradients) / (batches - 1)
+        variance = keep * variance + (1 - keep) * s2
+        signal = keep * signal + (1 - keep) * ((g @ g).item() - s2 / batches)
+        gain = (variance + max(signal, 0)) / (variance / batches + max(signal, 0))
+        named = {None: 1.0, "linear": batches, "sqrt": math.sqrt(batches), "adaptive": gain}
+        for group in optimizer.param_groups:
+            group["lr"] = rate * named.get(scale, scale)
+        vector_to_parameters_gradients(g, parameters)
+        optimizer.step()
+    return parameters_to_vector(parameters).detach()
+
+
+def vector_to_parameters_gradients(vector: Tensor, parameters: Sequence[nn.Parameter]) -> None:
+    """Cut a gradient into those of the parameters."""
+    pieces = vector.split([p.numel() for p in parameters])
+    for parameter, piece in zip(parameters, pieces, strict=True):
+        parameter.grad = piece.view_as(parameter).clone()

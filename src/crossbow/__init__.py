@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from crossbow.averaging.family import Averaging as Averaging
     from crossbow.averaging.family import adaptive as adaptive
+    from crossbow.averaging.family import allreduce as allreduce
     from crossbow.averaging.family import sma as sma
     from crossbow.config import Config as Config
     from crossbow.errors import CrossbowError as CrossbowError
@@ -34,6 +35,7 @@ _HOMES = {
     "Task": "crossbow.task",
     "evaluate": "crossbow.evaluation",
     "adaptive": "crossbow.averaging.family",
+    "allreduce": "crossbow.averaging.family",
     "sma": "crossbow.averaging.family",
     "tasks": "crossbow.zoo.tasks",
     "train": "crossbow.trainer",

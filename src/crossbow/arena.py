@@ -19,7 +19,8 @@ take the other four times as long to write again (docs/design/clocks.md has the 
 Between hosts the first rank's exchange keeps all of it (averaging/hosts.py): regions are empty.
 
 Learners that are kept at their mean (averaging/adaptive.py) need one copy of the rows, and letters
-that hold all of them: regions are empty then, too.
+that hold all of them: regions are empty then, too. Learners that are the same at all times share a
+row, and a letter that is read and answered between two waits exists once (averaging/meeting.py).
 
 Buffers (the statistics of batch norms) change during the forward pass. They live in rows of their
 own, `live` (k, n), copied into `rows` after each step.
@@ -93,12 +94,12 @@ class Layout:
 
 
 class Letter(NamedTuple):
-    """A row without the region of the rank that sends it, twice."""
+    """A row without the region of the rank that sends it, on papers that are used in turn."""
 
     left: Tensor
-    """(2, start of the region)"""
+    """(papers, start of the region)"""
     right: Tensor
-    """(2, n - end of the region)"""
+    """(papers, n - end of the region)"""
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,7 @@ class Block:
 
     layout: Layout
     rows: Tensor
-    """(copies, k, n)"""
+    """(copies, k, n); fewer than k, if learners share them."""
     live: Tensor | None
     """(k, n), of buffers only."""
     regions: list[slice]
@@ -157,6 +158,8 @@ class Arena:
         *,
         ranks_keep: bool,
         copies: int = 2,
+        papers: int = 2,
+        places: Sequence[int] | None = None,
     ) -> None:
         """Lay the blocks out; all ranks do so alike.
 
@@ -167,8 +170,12 @@ class Arena:
             carver: cuts the memory; one that counts tells how much is needed.
             ranks_keep: whether the ranks keep the central model.
             copies: of the rows: one, if learners move where they stand.
+            papers: of a letter that holds parameters.
+            places: in which row each learner stands; in one of its own, if left out.
         """
         self.shares, self.ranks_keep, self.copies = shares, ranks_keep, copies
+        self.places = range(shares[-1].stop) if places is None else places
+        self._papers = papers
         self.parameters = [self._block(p, carver, has_live=False) for p in parameters]
         self.buffers = [self._block(b, carver, has_live=True) for b in buffers]
 
@@ -179,6 +186,7 @@ class Arena:
 
     def _block(self, layout: Layout, carver: Carver, *, has_live: bool) -> Block:
         k, n, dtype = self.shares[-1].stop, layout.width, layout.dtype
+        papers = 2 if has_live else self._papers
         slices = layout.slices(k)
         regions = [
             slice(slices[mine.start].start, slices[mine.stop - 1].stop)
@@ -189,12 +197,13 @@ class Arena:
 
         def letter(region: slice) -> Letter:
             return Letter(
-                carver.cut((2, region.start), dtype), carver.cut((2, n - region.stop), dtype)
+                carver.cut((papers, region.start), dtype),
+                carver.cut((papers, n - region.stop), dtype),
             )
 
         return Block(
             layout=layout,
-            rows=carver.cut((self.copies, k, n), dtype),
+            rows=carver.cut((self.copies, max(self.places) + 1, n), dtype),
             live=carver.cut((k, n), dtype) if has_live else None,
             regions=regions,
             kept=[carver.cut((2, r.stop - r.start), dtype) for r in regions],

@@ -26,12 +26,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from crossbow.averaging.adaptive import Centered
-from crossbow.averaging.adoption import adopt, process
+from crossbow.averaging.adoption import Together, adopt, process
+from crossbow.averaging.allreduce import AllReduce
 from crossbow.averaging.alone import Alone
 from crossbow.averaging.family import Averaging, Pulled, adaptive
 from crossbow.averaging.gain import Gain
 from crossbow.averaging.resizing import at_rest, reassign
-from crossbow.averaging.synchronous import Synchronous
 from crossbow.averaging.weights import MovingAverage
 from crossbow.checkpoint import save_model
 from crossbow.comm.world import World
@@ -89,9 +89,8 @@ class Fleet:
         shares = share(learners, self.world.size)
         self.mine = shares[self.world.rank]
         model, optimizer, averaging = self.model, self.optimizer, self.averaging
-        self._average: Alone | Synchronous | Centered
-        pulls_itself = isinstance(averaging, Pulled) and averaging.alpha is not None
-        if learners == 1 and not pulls_itself:
+        self._average: Alone | Together
+        if learners == 1 and not averaging.changes_one:
             self._average, self._leave = Alone(model, optimizer), ExitStack()
         else:
             self._average, self._leave = adopt(
@@ -175,6 +174,7 @@ class Fleet:
                 self._average.round_begins()
             if stretch:
                 self.reading = stretch
+                self._average.weight = stretch[1] - stretch[0]
                 yield next(batches)
             else:
                 self._average.rest()
@@ -212,9 +212,10 @@ class Fleet:
 
     def divergence(self) -> Divergence | None:
         """How far learners stand apart; None for one. All ranks call this between two rounds."""
-        if self.learners == 1:
+        pairs = self._average.learners()
+        if self.learners == 1 or not pairs:  # or if they are one and the same
             return None
-        mean, pairs = self._average.central_rows(), self._average.learners()
+        mean = self._average.central_rows()
         moves = [[now - before for now, before in zip(*places, strict=True)] for places in pairs]
         units = unit_sum(moves)
         self.world.add_up(units)
@@ -224,6 +225,8 @@ class Fleet:
     @property
     def gain(self) -> Gain | None:
         """The gain on the learners' common move, where the averaging has one."""
+        if isinstance(self._average, AllReduce):
+            return self._average.gain
         return self._average.terms.gain if isinstance(self._average, Centered) else None
 
     def state_dict(self) -> dict[str, Tensor]:

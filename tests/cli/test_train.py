@@ -1,7 +1,9 @@
 """The command line: what it prints, what it refuses, and its exit codes."""
 
+import inspect
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -10,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from crossbow.averaging import family
 from crossbow.cli import main
+from crossbow.cli.train import AVERAGINGS
 
 QUICK = ["train", "mlp-digits", "--epochs", "1", "--quiet"]
 
@@ -43,6 +47,16 @@ def test_help_answers_in_under_a_third_of_a_second(tmp_path):
         assert run_cli("--help", cwd=tmp_path).returncode == 0
         seconds.append(time.perf_counter() - start)
     assert min(seconds) < 0.3
+
+
+def test_help_lists_every_averaging_with_all_its_options():
+    listed = {}
+    for line in AVERAGINGS.splitlines():
+        name, _, options = re.split(r"  +", line.strip())
+        listed[name] = options.split(", ")
+    assert listed == {
+        name: list(inspect.signature(make).parameters) for name, make in family.AVERAGINGS.items()
+    }
 
 
 def test_train_prints_progress_and_a_summary(tmp_path):

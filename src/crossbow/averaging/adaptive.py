@@ -54,6 +54,10 @@ class Terms:
 class Centered:
     """The learners of a rank, kept at the mean of all."""
 
+    takes_closures = True
+    weight = 1.0
+    """A batch of the learner aboard counts as one, however large."""
+
     def __init__(
         self,
         letters: Letters,

@@ -15,10 +15,14 @@ from torch.utils.hooks import RemovableHandle
 
 from crossbow.arena import Arena, Layout, adoptable_buffers, adoptable_parameters, plan
 from crossbow.averaging.adaptive import Centered, Terms
-from crossbow.averaging.family import Adaptive, Averaging, Pulled
+from crossbow.averaging.allreduce import AllReduce, number_of_words
+from crossbow.averaging.family import Adaptive, Averaging, Pulled, Reduced
 from crossbow.averaging.gain import Gain
 from crossbow.averaging.gathering import BetweenHosts, Letters, MeanOfHosts, WithinHost
 from crossbow.averaging.hosts import CentralOfHosts, Exchange, Reduction
+from crossbow.averaging.meeting import BetweenHosts as MeetsOthers
+from crossbow.averaging.meeting import Meeting, MeetingOfHosts, Papers
+from crossbow.averaging.meeting import WithinHost as MeetsHere
 from crossbow.averaging.synchronous import Synchronous
 from crossbow.comm.shared import Carver, Clocks, Peer, map_block
 from crossbow.comm.world import World, join
@@ -41,6 +45,9 @@ _BLIND_OPTIMIZERS = (
 """Without weight decay, their move doesn't depend on the weights that it is added to."""
 
 
+Together = Synchronous | Centered | AllReduce
+
+
 def adopt(
     model: nn.Module,
     optimizer: Optimizer,
@@ -48,7 +55,7 @@ def adopt(
     world: World,
     shares: Sequence[range],
     name: str,
-) -> tuple[Synchronous | Centered, ExitStack]:
+) -> tuple[Together, ExitStack]:
     """Move the model into an arena; return its averaging, and a stack that undoes it all.
 
     Args:
@@ -65,8 +72,8 @@ def adopt(
     # a GPU's rows lie in its own memory: to the averaging, each is a host
     house = world if device.type == "cpu" else replace(world, local_rank=0, local_size=1)
     layouts = plan(parameters), plan(buffers)
-    plans = {Pulled: _PulledPlan, Adaptive: _AdaptivePlan}
-    kind: _PulledPlan | _AdaptivePlan = plans[type(averaging)](
+    plans = {Pulled: _PulledPlan, Adaptive: _AdaptivePlan, Reduced: _ReducedPlan}
+    kind: _PulledPlan | _AdaptivePlan | _ReducedPlan = plans[type(averaging)](
         averaging, optimizer, layouts, world, house, shares
     )
     with ExitStack() as stack:
@@ -117,9 +124,7 @@ class _PulledPlan:
     def reduction(self, group: dist.ProcessGroup) -> Reduction:
         return CentralOfHosts(self.arena, group, self._k, self._alpha, self._momentum)
 
-    def start(
-        self, engine: Sequential, clocks: Clocks, exchange: Exchange | None
-    ) -> Synchronous | Centered:
+    def start(self, engine: Sequential, clocks: Clocks, exchange: Exchange | None) -> Together:
         return Synchronous(
             self.arena,
             engine,
@@ -165,9 +170,7 @@ class _AdaptivePlan:
     def reduction(self, group: dist.ProcessGroup) -> Reduction:
         return MeanOfHosts(self._letters, group, self._k)
 
-    def start(
-        self, engine: Sequential, clocks: Clocks, exchange: Exchange | None
-    ) -> Synchronous | Centered:
+    def start(self, engine: Sequential, clocks: Clocks, exchange: Exchange | None) -> Together:
         gather = BetweenHosts if self._house.spans_hosts else WithinHost
         return Centered(
             self._letters,
@@ -181,6 +184,73 @@ class _AdaptivePlan:
         )
 
 
+class _ReducedPlan:
+    """What learners that are one model need."""
+
+    def __init__(
+        self,
+        averaging: Reduced,
+        optimizer: Optimizer,
+        layouts: tuple[list[Layout], list[Layout]],
+        world: World,
+        house: World,
+        shares: Sequence[range],
+    ) -> None:
+        self._k, self._averaging, self._optimizer = shares[-1].stop, averaging, optimizer
+        self._layouts, self._world, self._house = layouts, world, house
+        self._shares = _rows_of(house, shares)
+        learning = [p for group in optimizer.param_groups for p in group["params"]]
+        self._learning = [p for p in learning if p.requires_grad]
+        batches = self._k * averaging.accumulate
+        self._pieces = Pieces(self._learning, batches)
+        self._gain: Gain | None = None
+        if averaging.gain is not None and batches > 1:
+            self._gain = Gain(averaging.gain, NoiseMeter(self._pieces.count, batches))
+
+    def lay_out(self, carver: Carver) -> None:
+        places = [rank for rank, share in enumerate(self._shares) for _ in share]
+        self.arena = Arena(
+            *self._layouts,
+            self._shares,
+            carver,
+            ranks_keep=False,
+            copies=1,
+            papers=1,
+            places=places,
+        )
+        width = self._pieces.width if self._gain else 0
+        self._papers = Papers(
+            self.arena,
+            carver,
+            number_of_words(self._learning, self._optimizer),
+            (self._averaging.accumulate, width),
+            spans_hosts=self._house.spans_hosts,
+        )
+
+    def reduction(self, group: dist.ProcessGroup) -> Reduction:
+        return MeetingOfHosts(self._papers, group, self._k, None)
+
+    def start(self, engine: Sequential, clocks: Clocks, exchange: Exchange | None) -> Together:
+        rank = self._house.local_rank
+        meeting: Meeting = (
+            MeetsOthers(self._papers, clocks)
+            if self._house.spans_hosts
+            else MeetsHere(self._papers, clocks, rank, None)
+        )
+        return AllReduce(
+            self._papers,
+            engine,
+            self._optimizer,
+            meeting,
+            self._shares[rank],
+            accumulate=self._averaging.accumulate,
+            gain=self._gain,
+            pieces=self._pieces,
+            barrier=lambda: self._world.gather(None),
+            share_state=lambda: _broadcast_state(self._optimizer, self._world),
+        )
+
+
 def momentum_of(optimizer: Optimizer) -> float:
     """How much of a move the next one repeats: momentum, or Adam's first beta; 0 if it has none."""
     group = optimizer.param_groups[0]
@@ -188,10 +258,15 @@ def momentum_of(optimizer: Optimizer) -> float:
     return float(found)
 
 
-def _hook(optimizer: Optimizer, average: Synchronous | Centered) -> Iterator[RemovableHandle]:
+def _hook(optimizer: Optimizer, average: Together) -> Iterator[RemovableHandle]:
     @torch.no_grad()
     def before(_: Optimizer, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
         closure = named.get("closure") or (arguments[1] if len(arguments) > 1 else None)
+        if closure is not None and not average.takes_closures:
+            raise InputError(
+                "this averaging needs the gradient before the optimizer's step: call backward() "
+                "and then step() without a closure"
+            )
         # a closure computes gradients inside the step, which must be those at the unpulled weights
         average.before_move(pulls_first=closure is None and _is_blind(optimizer))
 

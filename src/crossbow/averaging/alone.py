@@ -14,6 +14,7 @@ class Alone:
     """Plain PyTorch: the model is left as it is, and so is every step."""
 
     turn = 0
+    weight = 1.0
 
     def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
         self._model, self._optimizer = model, optimizer

@@ -37,6 +37,11 @@ class Pulled:
     restart: bool = False
     """Whether a drop of the learning rate restarts all learners at the central model."""
 
+    @property
+    def changes_one(self) -> bool:
+        """Whether a learner that is alone doesn't train as in plain PyTorch."""
+        return self.alpha is not None
+
     def pull(self, num_learners: int) -> float:
         """Return alpha for so many learners; refuse one under which the mean is unstable."""
         alpha = 1 / num_learners if self.alpha is None else self.alpha
@@ -57,6 +62,11 @@ class Adaptive:
     restart: bool = False
     """Whether a drop of the learning rate restarts the optimizers."""
 
+    @property
+    def changes_one(self) -> bool:
+        """Whether a learner that is alone doesn't train as in plain PyTorch."""
+        return False
+
     def lag_of(self, num_learners: int) -> int:
         """Return the lag for so many learners."""
         if self.lag is not None:
@@ -64,7 +74,29 @@ class Adaptive:
         return 1 if num_learners <= MOST_LEARNERS_WITH_LAG else 0
 
 
-Averaging = Pulled | Adaptive
+@dataclass(frozen=True)
+class Reduced:
+    """One model, moved by the mean of all learners' gradients: averaging/allreduce.py."""
+
+    scale: str | float | None
+    """Of the learning rate: "linear", "sqrt", "adaptive" or a number; None leaves it as it is."""
+    accumulate: int
+    """Rounds whose gradients make a step."""
+    restart: bool = False
+    """Whether a drop of the learning rate restarts the optimizer."""
+
+    @property
+    def changes_one(self) -> bool:
+        """Whether a learner that is alone doesn't train as in plain PyTorch."""
+        return self.accumulate > 1
+
+    @property
+    def gain(self) -> str | float | None:
+        """The scale as a rule of averaging/gain.py."""
+        return MEASURED if self.scale == "adaptive" else self.scale
+
+
+Averaging = Pulled | Adaptive | Reduced
 
 MOST_LEARNERS_WITH_LAG = 4
 """With more, what a learner's own batch alone says of the common move is too noisy to step by."""
@@ -94,7 +126,25 @@ def adaptive(
     return Adaptive(gain, lead, lag, restart)
 
 
-AVERAGINGS: Mapping[str, Callable[..., Averaging]] = {"adaptive": adaptive, "sma": sma}
+def allreduce(
+    scale: str | float | None = None, accumulate: int = 1, restart: bool = False
+) -> Reduced:
+    """Synchronous SGD: one model, moved by the mean of all learners' gradients."""
+    if isinstance(scale, str):
+        check_choice("scale", scale, SCALES)
+    elif scale is not None:
+        _check_number("scale", scale, above=0)
+    _check_whole("accumulate", accumulate)
+    return Reduced(scale, accumulate, restart)
+
+
+SCALES = ("linear", "sqrt", "adaptive")
+
+AVERAGINGS: Mapping[str, Callable[..., Averaging]] = {
+    "adaptive": adaptive,
+    "allreduce": allreduce,
+    "sma": sma,
+}
 
 
 def parse(spec: str) -> Averaging:
@@ -109,10 +159,29 @@ def parse(spec: str) -> Averaging:
 
 def _check_kind(name: str, option: str, value: Value) -> None:
     """Refuse a value of another kind than the option's."""
-    wants: UnionType | type = {"restart": bool, "gain": str | int | float}.get(option, int | float)
+    wants = _KINDS.get(option, int | float)
     if isinstance(value, wants) and isinstance(value, bool) == (wants is bool):
         return
     raise InputError(f"{option} {value!r} of {name} is not possible: see --help")
+
+
+_KINDS: Mapping[str, UnionType | type] = {
+    "accumulate": int,
+    "gain": str | int | float,
+    "restart": bool,
+    "scale": str | int | float,
+}
+"""Of options that aren't numbers."""
+
+
+def _check_number(name: str, value: float, above: float) -> None:
+    if not (math.isfinite(value) and value > above):
+        raise InputError(f"{name} {value} is not possible: give a finite number above {above}")
+
+
+def _check_whole(name: str, value: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise InputError(f"{name} {value} is not possible: give a whole number, 1 or more")
 
 
 def check_stable(num_learners: int, alpha: float, momentum: float) -> None:

@@ -25,6 +25,10 @@ from crossbow.errors import InputError
 class Synchronous:
     """The learners of a rank, kept together with all others."""
 
+    takes_closures = True
+    weight = 1.0
+    """A batch of the learner aboard counts as one, however large."""
+
     def __init__(
         self,
         arena: Arena,

@@ -2,6 +2,7 @@
 
     adaptive      learners kept together by adaptive averaging, one a core
     sma           the same by synchronous model averaging as published
+    allreduce     the same batches, and one model that is moved by the mean gradient
     independent   as many learners that never speak: the limit
     ddp           PyTorch DistributedDataParallel over Gloo, as many processes, each with this batch
     ddp tuned     the same with the settings under which it is fastest
@@ -73,7 +74,7 @@ CASES: Mapping[str, Case] = {
     "mlp": Case(models.mlp, _images(1, 28, 28), _SGD),
 }
 
-OURS = ("adaptive", "sma")
+OURS = ("adaptive", "sma", "allreduce")
 PEERS = ("independent", "ddp", "ddp tuned", "one process")
 CONTENDERS = OURS + PEERS
 TUNED: Mapping[str, Any] = {  # under which DDP is fastest here; batch norms' buffers then drift

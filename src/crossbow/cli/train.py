@@ -13,8 +13,18 @@ from crossbow.errors import InputError
 if TYPE_CHECKING:
     from crossbow.trainer import Result
 
-EPILOG = """\
+AVERAGINGS = """\
+  adaptive   at the mean, with a gain on the common move     gain, lead, lag, restart
+  allreduce  one model, moved by the mean gradient           scale, accumulate, restart
+  sma        a central model that pulls and has momentum     alpha, momentum, restart
+"""
+"""Every averaging, with all its options."""
+
+EPILOG = f"""\
 What is not said comes from the task's published recipe.
+
+averagings, as --sync NAME or --sync NAME:OPTION=VALUE,OPTION=VALUE:
+{AVERAGINGS}  docs/algorithms has a card for each.
 
 examples:
   crossbow train resnet8-digits
@@ -71,8 +81,8 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     fleet.add_argument(
         "--sync",
         metavar="SPEC",
-        help="how learners are averaged: adaptive, adaptive:gain=linear,lag=1, "
-        f"sma:alpha=0.25,momentum=0.9,restart=true; default {DEFAULTS.sync}",
+        help="how learners are averaged: adaptive, allreduce:scale=linear, "
+        f"sma:alpha=0.25,momentum=0.9; all are listed below; default {DEFAULTS.sync}",
     )
     fleet.add_argument(
         "--ema",

@@ -74,6 +74,20 @@ class Sequential:
         _point(self._parameters, self._rows[0][0])
         torch.set_rng_state(self._random_states[0])
 
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """What learns, in the arena's order."""
+        return self._parameters
+
+    @property
+    def names(self) -> list[str]:
+        """Of the parameters."""
+        return self._names
+
+    def share_state(self) -> None:
+        """Let all learners of this rank have the optimizer's state: they make the same moves."""
+        self._optimizer_states = [self._optimizer.state] * len(self._live)
+
     def cross(self, parity: int) -> None:
         """Point the parameters of the learner aboard at its row of this parity."""
         self.check()
@@ -211,7 +225,8 @@ def _point(tensors: Sequence[Tensor], places: Sequence[Tensor]) -> None:
 
 def _row_views(arena: Arena, parity: int, learner: int) -> list[Tensor]:
     blocks = arena.parameters
-    return [view for b in blocks for view in b.layout.views(b.rows[parity, learner])]
+    place = arena.places[learner]
+    return [view for b in blocks for view in b.layout.views(b.rows[parity, place])]
 
 
 def _live_views(arena: Arena, learner: int) -> list[Tensor]:

@@ -1,0 +1,251 @@
+"""All-reduce: one model, moved by the mean of all learners' gradients.
+
+Learner j has a batch of b_j samples and their mean gradient g_j. All take the same step, with
+
+    g = sum_j b_j * g_j / sum_j b_j
+
+which is the gradient of all their samples. So learners hold the same weights at all times, and
+those of one rank share a row and the optimizer's state. It is synchronous SGD, what
+DistributedDataParallel does, and has a barrier in each step.
+
+`optimizer.step()` of a learner hands in its gradient. The one that makes a step complete moves the
+model; for the others no parameter has a gradient, and so optimizers leave everything as it is.
+
+With a scale r the learning rate of a step is r times what it is for one learner: k or sqrt(k), or
+the gain that the noise of the gradients says (AdaScale; Johnson et al., 2020, arXiv:2007.05105).
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from crossbow.averaging.gain import Gain
+from crossbow.averaging.meeting import Meeting, Papers
+from crossbow.engines.sequential import Own, Sequential
+from crossbow.errors import InputError
+from crossbow.stats.noise import Pieces
+
+
+class AllReduce:
+    """The learners of a rank, which are one model with those of all others."""
+
+    takes_closures = False
+
+    def __init__(
+        self,
+        papers: Papers,
+        engine: Sequential,
+        optimizer: Optimizer,
+        meeting: Meeting,
+        mine: Sequence[int],
+        *,
+        accumulate: int,
+        gain: Gain | None,
+        pieces: Pieces,
+        barrier: Callable[[], object],
+        share_state: Callable[[], None],
+    ) -> None:
+        """Begin at step 0.
+
+        Args:
+            papers: of this host.
+            engine: runs this rank's learners.
+            optimizer: of the model.
+            meeting: reduces.
+            mine: this rank's learners.
+            accumulate: rounds whose gradients make a step.
+            gain: scales the learning rate.
+            pieces: of gradients, for the gain.
+            barrier: returns when all ranks have called it.
+            share_state: gives all ranks the optimizer state of the first.
+        """
+        self.engine, self.gain = engine, gain
+        self.step, self.turn = 0, 0
+        self.weight = 1.0
+        """How much the gradient of the learner aboard counts."""
+        self.follow: Callable[[Callable[[], list[Tensor]]], None] | None = None
+        """Told once a step of the central model's rows, for those who want them."""
+        self._papers, self._optimizer, self._meeting = papers, optimizer, meeting
+        self._mine, self._accumulate, self._pieces = mine, accumulate, pieces
+        self._barrier, self._share_state = barrier, share_state
+        self._round, self._is_moving = 0, False
+        blocks = papers.arena.parameters
+        self._rows = [block.rows[0, papers.arena.places[mine[0]]] for block in blocks]
+        self._gradients = [
+            [view for n, b in enumerate(blocks) for view in b.layout.views(papers.letter(n, j))]
+            for j in mine
+        ]
+        self._weights = [0.0] * len(mine)
+        self._present = [[False] * len(engine.parameters) for _ in mine]
+        self._rates: list[float | Tensor] = []
+        engine.share_state()
+
+    def before_move(self, *, pulls_first: bool) -> None:
+        """Hand the learner's gradient in; with the last one, show all the same; else, none."""
+        self.engine.check()
+        if self.turn == 0 and self._round == 0 and self.follow:
+            self.follow(self.central_rows)
+        self._hand_in()
+        is_last = self.turn == len(self._mine) - 1
+        self._is_moving = is_last and self._round == self._accumulate - 1
+        if self._is_moving:
+            self._reduce()
+        else:
+            for parameter in self.engine.parameters:
+                parameter.grad = None
+
+    def after_move(self) -> None:
+        """Take the next learner aboard."""
+        if self._is_moving:
+            for group, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
+                group["lr"] = rate
+            self._is_moving = False
+            self.step += 1
+        self.turn += 1
+        if self.turn == len(self._mine):
+            self.turn = 0
+            self._round = (self._round + 1) % self._accumulate
+        self.engine.board(self.turn, 0)
+
+    def rest(self) -> None:
+        """Sit out a batch, and move with the others if it is time to."""
+        self.weight = 0.0
+        self._optimizer.step()
+        self.weight = 1.0
+
+    @contextmanager
+    def central_aboard(self, rows: Sequence[Tensor] | None = None) -> Iterator[None]:
+        """Let the model hold a copy of itself, with the mean of the learners' buffers.
+
+        Args:
+            rows: weights to hold in the place of its own, a row for each block.
+        """
+        if self.engine.is_holding:  # save() inside central(), say
+            yield
+            return
+        arena = self._papers.arena
+        parameters = [
+            view
+            for block, row in zip(arena.parameters, rows or self.central_rows(), strict=True)
+            for view in block.layout.views(row)
+        ]
+        buffers = [
+            view
+            for block, mean in zip(arena.buffers, self._meeting.buffers(), strict=True)
+            for view in block.layout.views(mean)
+        ]
+        with self.engine.holding(parameters, buffers):
+            yield
+
+    def central_rows(self) -> list[Tensor]:
+        """A copy of the weights, a row for each block."""
+        return [row.clone() for row in self._rows]
+
+    def round_begins(self) -> None:
+        """Followers hear of the model in each step."""
+
+    def learners(self) -> list[tuple[list[Tensor], list[Tensor]]]:
+        """None stands apart."""
+        return []
+
+    def owns(self) -> list[Own]:
+        """What each learner of this rank has to itself."""
+        return self.engine.owns()
+
+    def take_owns(self, owns: Sequence[Own]) -> None:
+        """Give each learner of this rank a random stream, and all ranks the first one's state."""
+        self.engine.take_owns(owns)
+        self._share_state()
+        self.engine.share_state()
+
+    def pack(self, weights: Mapping[str, Tensor]) -> list[Tensor]:
+        """Rows of these weights."""
+        return [block.pack(weights) for block in self._papers.arena.parameters]
+
+    def restart(self) -> None:
+        """Start the optimizer anew; all ranks together."""
+        if self.turn:
+            raise InputError("a restart is possible between rounds only: see is_between_rounds")
+        self.engine.forget()
+        self._barrier()
+
+    def _hand_in(self) -> None:
+        """Put the gradient of the learner aboard into its letter, with those of rounds before."""
+        self.engine.reclaim_buffers()
+        own, learner = self.turn, self._mine[self.turn]
+        for block in self._papers.arena.buffers:
+            assert block.live is not None
+            block.letters[learner].right[(self.step + 1) % 2].copy_(block.live[learner])
+        if self._round == 0:
+            self._weights[own] = 0.0
+            self._present[own] = [False] * len(self.engine.parameters)
+        piece = self._pieces.due(self.step) if self.gain else None
+        if piece is not None:
+            self._show_piece(piece, self._papers.pieces[self._round, learner])
+        if self.weight:
+            self._add_gradient(own)
+        groups, has_any = self._optimizer.param_groups, bool(self._weights[own])
+        rates = [float(group["lr"]) if has_any else 0.0 for group in groups]
+        words = torch.tensor([self._weights[own], *rates, *self._present[own]], dtype=torch.float64)
+        self._papers.words[learner].copy_(words)
+
+    def _add_gradient(self, own: int) -> None:
+        """Keep the mean of the gradients of the learner aboard, by weight."""
+        parameters, letter = self.engine.parameters, self._gradients[own]
+        held = [p.grad for p in parameters]
+        _check_dense(held, self.engine.names)
+        found = [
+            torch.zeros_like(place) if gradient is None else gradient
+            for gradient, place in zip(held, letter, strict=True)
+        ]
+        before, self._weights[own] = self._weights[own], self._weights[own] + self.weight
+        if before:
+            torch._foreach_lerp_(letter, found, self.weight / self._weights[own])
+        else:
+            torch._foreach_copy_(letter, found)
+        self._present[own] = [
+            seen or gradient is not None
+            for seen, gradient in zip(self._present[own], held, strict=True)
+        ]
+
+    def _show_piece(self, piece: int, place: Tensor) -> None:
+        if self.weight:
+            self._pieces.copy(piece, place)
+        else:
+            place.fill_(torch.nan)  # which the meter passes over
+
+    def _reduce(self) -> None:
+        """Give the parameters the mean gradient, and the optimizer the rate for it."""
+        _, *said = self._meeting.gather()
+        groups = self._optimizer.param_groups
+        rates, present = said[: len(groups)], said[len(groups) :]
+        piece = self._pieces.due(self.step)
+        if self.gain and piece is not None:
+            self.gain.meter.add(piece, *self._meeting.noise())
+        self._meeting.close()
+        for parameter, gradient, share in zip(
+            self.engine.parameters, self._gradients[0], present, strict=True
+        ):
+            parameter.grad = gradient if share else None
+        self._rates = [group["lr"] for group in groups]
+        scale = self.gain.value if self.gain else 1.0
+        for group, rate in zip(groups, rates, strict=True):
+            own = group["lr"] if self.weight else rate  # who rests may not know the rate of now
+            group["lr"] = own if scale == 1 else own * scale
+
+
+def _check_dense(gradients: Sequence[Tensor | None], names: Sequence[str]) -> None:
+    for gradient, name in zip(gradients, names, strict=True):
+        if gradient is not None and gradient.layout != torch.strided:
+            raise InputError(
+                f"the gradient of {name!r} is {gradient.layout}: all-reduce averages dense ones "
+                "only; make its layer with sparse=False"
+            )
+
+
+def number_of_words(parameters: Sequence[nn.Parameter], optimizer: Optimizer) -> int:
+    """How many numbers a learner says: its weight, its rates, and which gradients it has."""
+    return 1 + len(optimizer.param_groups) + len(parameters)
