@@ -52,6 +52,7 @@ def test_loop_overhead_measures_both_loops_in_every_round(tmp_path: Path) -> Non
         ("loop_overhead.py", "--steps", "0"),
         ("jitter.py", "--rounds", "0"),
         ("links.py", "--steps", "0"),
+        ("wires.py", "--samples", "0"),
         ("memory.py", "--models", "none"),
     ],
 )
@@ -99,6 +100,21 @@ def test_links_measures_limited_and_unlimited_and_leaves_no_host(tmp_path: Path)
     for name, keeps in result["keeps"].items():
         (limited,), (unlimited,) = result["speeds"][f"{name}, limited"], result["speeds"][name]
         assert keeps == pytest.approx(limited / unlimited)
+    assert done.returncode == (0 if all(result["holds"].values()) else 1)
+
+
+@needs_hosts
+@pytest.mark.slow
+def test_wires_counts_what_is_sent_and_times_what_is_summed(tmp_path: Path) -> None:
+    size = ("--samples", "320", "--sizes", "1000", "--mbits", "0", "--rounds", "1")
+    done = run("wires.py", *size, "--json", f"{tmp_path}/out")
+    assert done.returncode in (0, 1), done.stderr
+    result = json.loads((tmp_path / "out").read_text())
+    for found in result["contenders"].values():  # the interface sees headers, too
+        assert found["sent_bytes_a_step"] < found["wire_bytes_a_step"]
+        assert found["wire_bytes_a_step"] < 1.5 * found["sent_bytes_a_step"] + 20000
+    (line,) = result["topologies"]
+    assert all(seconds > 0 for seconds in line["seconds"].values())
     assert done.returncode == (0 if all(result["holds"].values()) else 1)
 
 

@@ -18,6 +18,8 @@ OF_EACH_FIELD = {  # one legal value that is not the default
     "label_smoothing": 0.5,
     "learners": 3,
     "sync": "sma:momentum=0.5",
+    "compress": "onebit",
+    "topology": "ring",
     "ema": 500.0,
     "bn_samples": 0,
     "seed": -1,

@@ -17,7 +17,7 @@ LAYERS = [
     ["arena", "task"],
     ["engines"],
     ["averaging"],
-    ["fleet", "learner", "evaluation", "checkpoint", "monitor"],
+    ["fleet", "hvd", "learner", "evaluation", "checkpoint", "monitor"],
     ["zoo.tasks", "trainer", "bench"],
     ["cli"],
     ["", "__main__"],

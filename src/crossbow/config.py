@@ -50,6 +50,10 @@ class Config:
     """Replicas of the model, over all ranks."""
     sync: str = UNSAID
     """How learners are averaged, with its options: `adaptive`, `sma:alpha=0.25,momentum=0.9`."""
+    compress: str = UNSAID
+    """What passes between hosts, if not all of it: `bf16`, `onebit`, `topk:share=0.01`."""
+    topology: str = UNSAID
+    """By which ways it passes: `flat`, `ring`, `hierarchical:group=2`, `torus:rows=2`, `auto`."""
     ema: float | None = UNSAID
     """Half-life, in samples, of a moving average of the weights, which is then what counts."""
     bn_samples: int = UNSAID
@@ -150,6 +154,8 @@ DEFAULTS = Config(
     label_smoothing=0.0,
     learners=1,
     sync="adaptive",
+    compress="none",
+    topology="flat",
     bn_samples=2048,
     seed=0,
     precision="float32",

@@ -34,6 +34,9 @@ from crossbow.averaging.gain import Gain
 from crossbow.averaging.resizing import at_rest, reassign
 from crossbow.averaging.weights import MovingAverage
 from crossbow.checkpoint import save_model
+from crossbow.comm.compress import parse as parse_compression
+from crossbow.comm.topology import parse as parse_topology
+from crossbow.comm.wire import Route, Traffic
 from crossbow.comm.world import World
 from crossbow.data.augment import Prepare
 from crossbow.data.loader import Batch, Stretch, read
@@ -58,6 +61,8 @@ class Fleet:
         *,
         learners: int | None = None,
         ema: float | None = None,
+        compress: str = "none",
+        topology: str = "flat",
         name: str = "fleet",
     ) -> None:
         """Adopt the model and its optimizer; every rank does so, with the same arguments.
@@ -68,6 +73,9 @@ class Fleet:
             sync: how learners are averaged; adaptive() if left out.
             learners: of all ranks together; one a rank if left out.
             ema: half-life, in samples, of a moving average of the central model.
+            compress: what passes between hosts: none, bf16, fp16, onebit, topk:share=0.01 or
+                powersgd:rank=2.
+            topology: by which ways: flat, ring, hierarchical:group=G, torus:rows=R or auto.
             name: what the shared memory is called while the ranks find each other.
         """
         self.model, self.optimizer = model, optimizer
@@ -79,6 +87,9 @@ class Fleet:
         """The part of the stream that the learner aboard was given last."""
         self.averaging = adaptive() if sync is None else sync
         self.name = name
+        self._route = Route(parse_compression(compress), parse_topology(topology))
+        self.traffic = Traffic()
+        """What this host has sent to others; counted on its first rank."""
         self._ema = None if ema is None else _moving_average(ema)
         self._adopt(self.learners)
         self._is_closed = False
@@ -94,7 +105,14 @@ class Fleet:
             self._average, self._leave = Alone(model, optimizer), ExitStack()
         else:
             self._average, self._leave = adopt(
-                model, optimizer, averaging, self.world, shares, self.name
+                model,
+                optimizer,
+                averaging,
+                self.world,
+                shares,
+                self.name,
+                self._route,
+                self.traffic,
             )
         if self._ema:
             self._average.follow = self._look

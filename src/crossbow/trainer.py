@@ -73,6 +73,8 @@ class Result:
     critical_batch: float | None
     """Samples beyond which larger batches are mostly waste, by the gradient noise at the end."""
     critical_batch_error: float | None
+    sent_bytes: int
+    """What the first host sent to others."""
     seed: int
     parameters: int
     stopped_by: str
@@ -288,6 +290,8 @@ class _Run:
             last_loss=last.loss if last else None,
             last_metric=last.metric if last else None,
         )
+        if self.fleet.traffic.sums:
+            self._write("wire", samples=self.samples, **asdict(self.fleet.traffic))
         self.evaluations.append(report)
         self._write("eval", **report._asdict())
         self.display.evaluated(report)
@@ -382,6 +386,7 @@ class _Run:
             gain=noise["gain"],
             critical_batch=noise.get("critical_batch"),
             critical_batch_error=noise.get("critical_batch_error"),
+            sent_bytes=self.fleet.traffic.sent_bytes,
             seed=self.settings.seed,
             parameters=parameters,
             stopped_by=str(self.stopped_by),
@@ -455,6 +460,8 @@ def _make_fleet(learner: Learner, settings: Config, name: str) -> Fleet:
         averaging,
         learners=settings.learners,
         ema=settings.ema,
+        compress=settings.compress,
+        topology=settings.topology,
         name=name,
     )
 

@@ -84,7 +84,7 @@ def test_a_torus_holds_what_its_rows_divide():
     with pytest.raises(
         InputError, match="a torus of 3 rows can't hold 4 hosts: give a divisor of 4"
     ):
-        topology.Topology("torus", 3)._sum(Members(None, (0, 1, 2, 3), 0))
+        topology.Topology("torus", 3).check(4)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from tests.ranks import run_ranks
 from torch import Tensor
 
 from crossbow.comm import compress, topology
-from crossbow.comm.wire import Wire
+from crossbow.comm.wire import Route, Traffic, Wire
 from crossbow.comm.world import World, joined
 
 HOSTS, STEPS = 3, 20
@@ -32,7 +32,8 @@ def talk(dtype: torch.dtype) -> dict:
         group = dist.new_group(range(world.size))
         for spec in SPECS:
             like = torch.zeros(N, dtype=dtype)
-            wire = Wire(group, compress.parse(spec), topology.parse("ring"), like)
+            route = Route(compress.parse(spec), topology.parse("ring"))
+            wire = Wire(group, route, like, Traffic())
             channel = wire.channel(SHAPES, like)
             heard = []
             for step in range(STEPS):
@@ -85,6 +86,34 @@ def test_what_is_heard_over_time_is_the_sum_but_for_what_is_kept(talks, spec):
                 kept += torch.as_tensor(value)[:N]
     assert heard + kept == pytest.approx(moved, abs=1e-4 if dtype == torch.float32 else 1e-11)
     assert (kept.abs().max() > 1e-4) == (spec != "none")
+
+
+def talk_in_bfloat16() -> dict:
+    """In a rank: what is heard in all, when nothing moves after the first step."""
+    world = World.from_environment()
+    found = {}
+    with joined(world):
+        group = dist.new_group(range(world.size))
+        for spec in SPECS:
+            like = torch.zeros(N, dtype=torch.bfloat16)
+            route = Route(compress.parse(spec), topology.parse("flat"))
+            channel = Wire(group, route, like, Traffic()).channel(SHAPES, like)
+            heard = torch.zeros(N)
+            for step in range(40):
+                tensors = moves_of(0, world.rank, torch.bfloat16)
+                if step:
+                    tensors = [t.zero_() for t in tensors]
+                channel.add_up(tensors)
+                heard += row(tensors).float()
+            found[spec] = heard.tolist()
+    return found
+
+
+def test_moves_in_half_precision_are_kept_in_single_precision():
+    moved = sum(row(moves_of(0, host, torch.bfloat16)) for host in range(2))
+    for rank in run_ranks(talk_in_bfloat16, 2):
+        for spec in SPECS:
+            assert rank[spec] == pytest.approx(moved.tolist(), abs=0.05), spec
 
 
 @pytest.mark.parametrize("spec", SPECS)

@@ -94,6 +94,9 @@ class Centered:
         self._center = [block.rows[0, self._mine.start].clone() for block in blocks]
         leading = self._mine if terms.lag else range(1)  # with lag 0 learners lead together
         self._last = [[torch.zeros_like(c) for c in self._center] for _ in leading]
+        self.centers = self._center
+        """With lag 0: where learners begin their step, for the exchange, which is not asked to
+        read it while it is written."""
         self._moves = [torch.zeros_like(center) for center in self._center]
         self._rows = [[_row_of(block, learner) for block in blocks] for learner in self._mine]
 
@@ -244,6 +247,8 @@ class Centered:
             assert block.live is not None
             block.letters[learner].right[parity].copy_(block.live[learner])
         piece = self._pieces.due(self.step)
+        if learner == 0:
+            self._letters.looked[parity] = piece is not None
         if piece is None:
             return
         if has_gradient:

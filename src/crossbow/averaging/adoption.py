@@ -25,6 +25,7 @@ from crossbow.averaging.meeting import Meeting, MeetingOfHosts, Papers
 from crossbow.averaging.meeting import WithinHost as MeetsHere
 from crossbow.averaging.synchronous import Synchronous
 from crossbow.comm.shared import Carver, Clocks, Peer, map_block
+from crossbow.comm.wire import Route, Traffic, Wire
 from crossbow.comm.world import World, join
 from crossbow.data.order import hash64
 from crossbow.engines.sequential import Sequential
@@ -55,6 +56,8 @@ def adopt(
     world: World,
     shares: Sequence[range],
     name: str,
+    route: Route,
+    traffic: Traffic,
 ) -> tuple[Together, ExitStack]:
     """Move the model into an arena; return its averaging, and a stack that undoes it all.
 
@@ -65,6 +68,8 @@ def adopt(
         world: this rank's place; all ranks adopt together.
         shares: the learners of every rank.
         name: of the run.
+        route: to other hosts.
+        traffic: counts what passes there.
     """
     parameters, buffers = adoptable_parameters(model), adoptable_buffers(model)
     _check_optimizer(optimizer, model, parameters)
@@ -74,7 +79,7 @@ def adopt(
     layouts = plan(parameters), plan(buffers)
     plans = {Pulled: _PulledPlan, Adaptive: _AdaptivePlan, Reduced: _ReducedPlan}
     kind: _PulledPlan | _AdaptivePlan | _ReducedPlan = plans[type(averaging)](
-        averaging, optimizer, layouts, world, house, shares
+        averaging, optimizer, layouts, world, house, shares, route
     )
     with ExitStack() as stack:
         stack.enter_context(process.held(world, device))
@@ -90,8 +95,13 @@ def adopt(
         states = _random_states(shares[world.rank], world)  # no rank goes on before rows are filled
         engine = Sequential(model, optimizer, arena, arena.shares[house.local_rank], states)
         stack.callback(engine.leave)
+
+        def connect(group: dist.ProcessGroup) -> Reduction:
+            like = max((b.rows[0, 0] for b in arena.parameters), key=lambda row: row.nbytes)
+            return kind.reduction(Wire(group, route, like, traffic))
+
         clocks, exchange = stack.enter_context(
-            _in_order(world, house, clock_block, device, kind.reduction)
+            _in_order(world, house, clock_block, device, route, connect)
         )
         average = kind.start(engine, clocks, exchange)
         for handle in _hook(optimizer, average):
@@ -110,6 +120,7 @@ class _PulledPlan:
         world: World,
         house: World,
         shares: Sequence[range],
+        route: Route,
     ) -> None:
         self._k, self._momentum = shares[-1].stop, averaging.momentum
         self._alpha = averaging.pull(self._k)
@@ -121,8 +132,8 @@ class _PulledPlan:
             *self._layouts, self._shares, carver, ranks_keep=not self._house.spans_hosts
         )
 
-    def reduction(self, group: dist.ProcessGroup) -> Reduction:
-        return CentralOfHosts(self.arena, group, self._k, self._alpha, self._momentum)
+    def reduction(self, wire: Wire) -> Reduction:
+        return CentralOfHosts(self.arena, wire, self._k, self._alpha, self._momentum)
 
     def start(self, engine: Sequential, clocks: Clocks, exchange: Exchange | None) -> Together:
         return Synchronous(
@@ -149,12 +160,17 @@ class _AdaptivePlan:
         world: World,
         house: World,
         shares: Sequence[range],
+        route: Route,
     ) -> None:
         self._k = shares[-1].stop
         self._layouts, self._world, self._house = layouts, world, house
         self._shares = _rows_of(house, shares)
         learning = [p for group in optimizer.param_groups for p in group["params"]]
-        self._pieces = Pieces([p for p in learning if p.requires_grad], self._k)
+        self._pieces = Pieces(
+            [p for p in learning if p.requires_grad],
+            self._k,
+            narrow=house.spans_hosts and not route.compression.is_exact,
+        )
         self._terms = Terms(
             gain=Gain(averaging.gain, NoiseMeter(self._pieces.count, self._k, self._pieces.every)),
             lead=momentum_of(optimizer) if averaging.lead is None else averaging.lead,
@@ -167,12 +183,13 @@ class _AdaptivePlan:
             self.arena, self._pieces.width, carver, spans_hosts=self._house.spans_hosts
         )
 
-    def reduction(self, group: dist.ProcessGroup) -> Reduction:
-        return MeanOfHosts(self._letters, group, self._k)
+    def reduction(self, wire: Wire) -> Reduction:
+        self._reduction = MeanOfHosts(self._letters, wire, self._k)
+        return self._reduction
 
     def start(self, engine: Sequential, clocks: Clocks, exchange: Exchange | None) -> Together:
         gather = BetweenHosts if self._house.spans_hosts else WithinHost
-        return Centered(
+        average = Centered(
             self._letters,
             engine,
             clocks,
@@ -182,6 +199,9 @@ class _AdaptivePlan:
             self._terms,
             barrier=lambda: self._world.gather(None),
         )
+        if exchange and not self._terms.lag:
+            self._reduction.centers = average.centers
+        return average
 
 
 class _ReducedPlan:
@@ -195,6 +215,7 @@ class _ReducedPlan:
         world: World,
         house: World,
         shares: Sequence[range],
+        route: Route,
     ) -> None:
         self._k, self._averaging, self._optimizer = shares[-1].stop, averaging, optimizer
         self._layouts, self._world, self._house = layouts, world, house
@@ -202,7 +223,8 @@ class _ReducedPlan:
         learning = [p for group in optimizer.param_groups for p in group["params"]]
         self._learning = [p for p in learning if p.requires_grad]
         batches = self._k * averaging.accumulate
-        self._pieces = Pieces(self._learning, batches)
+        far = house.spans_hosts and not route.compression.is_exact
+        self._pieces = Pieces(self._learning, batches, narrow=far)
         self._gain: Gain | None = None
         if averaging.gain is not None and batches > 1:
             self._gain = Gain(averaging.gain, NoiseMeter(self._pieces.count, batches))
@@ -227,8 +249,8 @@ class _ReducedPlan:
             spans_hosts=self._house.spans_hosts,
         )
 
-    def reduction(self, group: dist.ProcessGroup) -> Reduction:
-        return MeetingOfHosts(self._papers, group, self._k, None)
+    def reduction(self, wire: Wire) -> Reduction:
+        return MeetingOfHosts(self._papers, wire, self._k, None)
 
     def start(self, engine: Sequential, clocks: Clocks, exchange: Exchange | None) -> Together:
         rank = self._house.local_rank
@@ -316,6 +338,7 @@ def _in_order(
     house: World,
     clock_block: Tensor,
     device: torch.device,
+    route: Route,
     reduction: Callable[[dist.ProcessGroup], Reduction],
 ) -> Iterator[tuple[Clocks, Exchange | None]]:
     """Give this rank its clock, and between hosts the thread that reduces."""
@@ -331,6 +354,7 @@ def _in_order(
             yield Clocks(clock_block, house.local_rank, others), None
             return
         firsts = sorted(set(world.gather(house.first_local)))
+        route.topology.check(len(firsts))
         group = dist.new_group(firsts, backend="gloo" if device.type == "cpu" else "nccl")
         watched = {central_clock: peers[0]}
         if house.local_rank != 0:

@@ -9,11 +9,12 @@ learner order. Between hosts the thread of the first rank does so and all-reduce
 from collections.abc import Callable
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from crossbow.arena import Arena, Block
+from crossbow.averaging.hosts import moves_of
 from crossbow.comm.shared import Carver
+from crossbow.comm.wire import Wire
 from crossbow.stats.noise import sums_of
 
 
@@ -34,6 +35,8 @@ class Letters:
         self.arena = arena
         k = arena.shares[-1].stop
         self.pieces = carver.cut((2, k, piece_width), torch.float32)
+        self.looked = carver.cut((2,), torch.int64)
+        """Whether there are pieces: what the first rank says to the thread that sums them."""
         self.means: list[Tensor] = []
         """(2, n) of each block: between hosts only, as are the totals."""
         self.totals = self.pieces[:, :0]
@@ -105,34 +108,57 @@ Gathering = WithinHost | BetweenHosts
 
 
 class MeanOfHosts:
-    """What the thread of a host's first rank does in a step."""
+    """What the thread of a host's first rank does in a step.
 
-    def __init__(self, letters: Letters, group: dist.ProcessGroup, num_learners: int) -> None:
-        """Begin.
+    With compression, what travels is how far learners moved from where all stood together.
+    """
+
+    def __init__(self, letters: Letters, wire: Wire, num_learners: int) -> None:
+        """Begin where the learners are.
 
         Args:
             letters: of this host.
-            group: the first ranks of all hosts.
+            wire: to the other hosts.
             num_learners: of all hosts.
         """
-        self._letters, self._group, self._num_learners = letters, group, num_learners
+        self._letters, self._wire, self._num_learners = letters, wire, num_learners
+        self.centers: list[Tensor] | None = None
+        """Where learners began their step, if not at the mean of the step before."""
+        if not wire.is_exact:
+            blocks = letters.arena.parameters
+            self._moves = [moves_of(b.layout, wire, b.rows[0, 0]) for b in blocks]
+            for block, means in zip(blocks, letters.means, strict=False):
+                means.copy_(block.letters[0].right)
 
     def __call__(self, parity: int) -> None:
         """Write down the means and the gradients' sums."""
         letters = self._letters
-        for block, means in zip(letters.arena.blocks, letters.means, strict=True):
-            mean = means[parity]
+        for number, block in enumerate(letters.arena.blocks):
+            mean = letters.means[number][parity]
             first, *others = letters.rows(block, parity)
             mean.copy_(first)
             if mean.is_floating_point():
                 for row in others:
                     mean.add_(row)
-                dist.all_reduce(mean, group=self._group)
-                mean.div_(self._num_learners)
+                if block.is_pulled and not self._wire.is_exact:
+                    self._add_moves(number, mean, parity)
+                else:
+                    self._wire.add_up(mean)
+                    mean.div_(self._num_learners)
+        if not letters.looked[parity]:
+            return
         pieces, totals = letters.pieces[parity], letters.totals[parity]
         torch.sum(pieces, 0, out=totals[:-1])
         totals[-1] = pieces.reshape(-1).dot(pieces.reshape(-1))
-        dist.all_reduce(totals, group=self._group)
+        self._wire.add_up(totals)
+
+    def _add_moves(self, number: int, total: Tensor, parity: int) -> None:
+        """Turn the sum over this host, in place, into the mean of all."""
+        center = self.centers[number] if self.centers else self._letters.means[number][1 - parity]
+        block = self._letters.arena.parameters[number]
+        total.sub_(center, alpha=len(block.letters))
+        self._moves[number].add_up(block.layout.views(total))
+        torch.add(center, total, alpha=1 / self._num_learners, out=total)
 
     def restart(self, parity: int) -> None:
         """Nothing is kept from step to step."""

@@ -8,6 +8,10 @@ step t: so a whole step hides what the links take.
 
 What travels is a sum over learners, so a host weighs in by its learners. All hosts complete the
 same steps, and so run the same reductions, the last one after the last step.
+
+With compression (comm/compress.py), what travels is what this sum changed by, for a compressed
+weight would be off by what the codec is. Then all hosts know the sum of what was said, which
+follows the sum itself: what a message leaves out is kept by its host, and said later.
 """
 
 import threading
@@ -15,12 +19,12 @@ from collections.abc import Mapping
 from typing import Protocol
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
-from crossbow.arena import Arena
+from crossbow.arena import Arena, Layout
 from crossbow.averaging.family import advance, average
 from crossbow.comm.shared import Clocks, Peer
+from crossbow.comm.wire import Moves, Wire
 from crossbow.comm.world import PeerError
 
 
@@ -92,7 +96,7 @@ class CentralOfHosts:
     def __init__(
         self,
         arena: Arena,
-        group: dist.ProcessGroup,
+        wire: Wire,
         num_learners: int,
         alpha: float,
         momentum: float,
@@ -101,16 +105,20 @@ class CentralOfHosts:
 
         Args:
             arena: the rows of this host.
-            group: the first ranks of all hosts.
+            wire: to the other hosts.
             num_learners: of all hosts.
             alpha: the pull.
             momentum: of the central model.
         """
-        self._arena, self._group = arena, group
+        self._arena = arena
         self._num_learners, self._alpha, self._momentum = num_learners, alpha, momentum
         first = arena.shares[0].start
         self._sums = [torch.empty_like(block.rows[0, 0]) for block in arena.blocks]
         self._central = [block.rows[:, first].clone() for block in arena.blocks]  # (2, n) each
+        self._over_hosts = [
+            Tracked(wire, block.layout) if block.is_pulled and not wire.is_exact else wire
+            for block in arena.blocks
+        ]
 
     def restart(self, parity: int) -> None:
         """Take the central model's velocity."""
@@ -121,13 +129,15 @@ class CentralOfHosts:
     def __call__(self, parity: int) -> None:
         """Make the central model of the other parity."""
         k, alpha, momentum = self._num_learners, self._alpha, self._momentum
-        for block, total in zip(self._arena.blocks, self._sums, strict=True):
+        for block, total, wire in zip(
+            self._arena.blocks, self._sums, self._over_hosts, strict=True
+        ):
             first, *others = (letter.right[parity] for letter in block.letters)
             total.copy_(first)
             if total.is_floating_point():
                 for row in others:
                     total.add_(row)
-                dist.all_reduce(total, group=self._group)
+                wire.add_up(total)
         for block, total, central in zip(
             self._arena.blocks, self._sums, self._central, strict=True
         ):
@@ -137,3 +147,34 @@ class CentralOfHosts:
                 average(central[1 - parity], [total], k)
             for letter in block.letters:
                 letter.right[parity].copy_(central[1 - parity])
+
+
+class Tracked:
+    """Sums over hosts of a row of weights: the first time whole, and then as they move.
+
+    All hosts hold the sum of what was said, in double precision: an error in it would stay.
+    """
+
+    def __init__(self, wire: Wire, layout: Layout) -> None:
+        """Begin with nothing said."""
+        self._wire, self._layout = wire, layout
+        self._moves: Moves | None = None
+        self._last = self._agreed = torch.empty(0)
+
+    def add_up(self, total: Tensor) -> None:
+        """Set the row of this host, in place, to what is known of the sum of all hosts'."""
+        if self._moves is None:
+            self._moves = moves_of(self._layout, self._wire, total)
+            self._last = total.clone()
+            self._wire.add_up(total)
+            self._agreed = total.double()
+            return
+        moves = total - self._last
+        self._last.copy_(total)
+        self._moves.add_up(self._layout.views(moves))
+        total.copy_(self._agreed.add_(moves))
+
+
+def moves_of(layout: Layout, wire: Wire, like: Tensor) -> Moves:
+    """The way of the moves of a row's tensors."""
+    return wire.channel([slot.shape for slot in layout.slots], like)

@@ -25,7 +25,9 @@ from torch import Tensor
 
 from crossbow.arena import Arena
 from crossbow.averaging.gathering import mean_of
+from crossbow.averaging.hosts import moves_of
 from crossbow.comm.shared import Carver, Clocks
+from crossbow.comm.wire import Wire
 from crossbow.stats.noise import sums_of
 
 Make = Callable[[int, Tensor], None]
@@ -178,20 +180,34 @@ class BetweenHosts:
 
 
 class MeetingOfHosts:
-    """What the exchange does: weighted means over the letters of all hosts."""
+    """What the exchange does: weighted means over the letters of all hosts.
+
+    With compression, what travels is a gradient, or how far learners moved from where all began.
+    """
 
     def __init__(
-        self, papers: Papers, group: dist.ProcessGroup, num_learners: int, make: Make | None
+        self,
+        papers: Papers,
+        wire: Wire,
+        num_learners: int,
+        make: Make | None,
+        *,
+        centers: Sequence[Tensor] | None = None,
     ) -> None:
         """Begin.
 
         Args:
             papers: of this host.
-            group: the first ranks of all hosts.
+            wire: to the other hosts.
             num_learners: of all hosts.
             make: what the center makes of the mean.
+            centers: where all learners begin, if letters say where they stand.
         """
-        self._papers, self._group, self._make = papers, group, make
+        self._papers, self._wire, self._make = papers, wire, make
+        if not wire.is_exact:
+            blocks = papers.arena.parameters
+            self._moves = [moves_of(b.layout, wire, b.rows[0, 0]) for b in blocks]
+            self._centers = [row.clone() for row in centers] if centers else None
         self._num_learners = num_learners
         for block, means in zip(papers.arena.buffers, papers.buffer_means, strict=True):
             means.copy_(block.letters[0].right)
@@ -206,16 +222,21 @@ class MeetingOfHosts:
         weights = papers.words[:, 0]
         torch.sum(weights, 0, keepdim=True, out=papers.heard[:1])
         torch.amax(papers.words[:, 1:], 0, out=papers.heard[1:])
-        dist.all_reduce(papers.heard[:1], group=self._group)
-        dist.all_reduce(papers.heard[1:], dist.ReduceOp.MAX, group=self._group)
+        self._wire.add_up(papers.heard[:1])
+        dist.all_reduce(papers.heard[1:], dist.ReduceOp.MAX, group=self._wire.group)
         shares = (weights / papers.heard[0]).tolist()
         firsts = [share.start for share in papers.arena.shares]
         for number in range(len(papers.arena.parameters)):
             rows = [papers.letter(number, j) for j in range(len(shares))]
             mean = weighted_mean(rows, shares)
-            dist.all_reduce(mean, group=self._group)
+            if self._wire.is_exact:
+                self._wire.add_up(mean)
+            else:
+                self._add_moves(number, mean, sum(shares))
             if self._make:
                 self._make(number, mean)
+            if not self._wire.is_exact and self._centers:
+                self._centers[number].copy_(mean)
             for first in firsts[1:]:
                 rows[first].copy_(mean)
         self._add_up_pieces()
@@ -224,11 +245,20 @@ class MeetingOfHosts:
     def restart(self, parity: int) -> None:
         """Nothing is kept from step to step."""
 
+    def _add_moves(self, number: int, part: Tensor, share: float) -> None:
+        """Turn this host's part of the mean, in place, into the mean of all."""
+        center = self._centers[number] if self._centers else None
+        if center is not None:
+            part.sub_(center, alpha=share)
+        self._moves[number].add_up(self._papers.arena.parameters[number].layout.views(part))
+        if center is not None:
+            part.add_(center)
+
     def _add_up_pieces(self) -> None:
         pieces, totals = self._papers.pieces.flatten(0, 1), self._papers.totals
         torch.sum(pieces, 0, out=totals[:-1])
         totals[-1] = pieces.reshape(-1).dot(pieces.reshape(-1))
-        dist.all_reduce(totals, group=self._group)
+        self._wire.add_up(totals)
 
     def _average_buffers(self, parity: int) -> None:
         for block, means in zip(self._papers.arena.buffers, self._papers.buffer_means, strict=True):
@@ -238,7 +268,7 @@ class MeetingOfHosts:
             if mean.is_floating_point():
                 for row in others:
                     mean.add_(row)
-                dist.all_reduce(mean, group=self._group)
+                self._wire.add_up(mean)
                 mean.div_(self._num_learners)
 
 

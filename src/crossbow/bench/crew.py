@@ -44,7 +44,7 @@ class Crew:
             ranks: how many.
             threads: of each, within an operation.
             cores: which ones each rank may use; any, if left out.
-            link: joins two ranks, each of which is a host; all are on this one, if left out.
+            link: joins two hosts, on which the ranks are; all are on this one, if left out.
         """
         context = multiprocessing.get_context("spawn")
         self._pipes: list[Connection] = []

@@ -37,22 +37,23 @@ _WIRE = "wire"
 
 @dataclass(frozen=True)
 class Link:
-    """Two hosts; ranks 0 and 1 live on one each."""
+    """Two hosts, and the ranks on each, first those of the first."""
 
     namespaces: tuple[str, str]
+    ranks_each: int = 1
 
     def environment(self, rank: int) -> dict[str, str]:
         """What a launcher would tell the rank."""
         return {
-            "LOCAL_RANK": "0",
-            "LOCAL_WORLD_SIZE": "1",
+            "LOCAL_RANK": str(rank % self.ranks_each),
+            "LOCAL_WORLD_SIZE": str(self.ranks_each),
             "MASTER_ADDR": _address(0),
             "GLOO_SOCKET_IFNAME": _WIRE,
         }
 
     def enter(self, rank: int) -> None:
         """Move this thread, and all that it starts from now on, to the rank's host."""
-        handle = os.open(_FOLDER / self.namespaces[rank], os.O_RDONLY)
+        handle = os.open(_FOLDER / self.namespaces[rank // self.ranks_each], os.O_RDONLY)
         try:
             libc = ctypes.CDLL(None, use_errno=True)
             if libc.setns(handle, _CLONE_NEWNET) != 0:

@@ -85,6 +85,18 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         f"sma:alpha=0.25,momentum=0.9; all are listed below; default {DEFAULTS.sync}",
     )
     fleet.add_argument(
+        "--compress",
+        metavar="SPEC",
+        help="what passes between hosts: none, bf16, fp16, onebit, topk:share=0.01, "
+        f"powersgd:rank=2; default {DEFAULTS.compress}",
+    )
+    fleet.add_argument(
+        "--topology",
+        metavar="SPEC",
+        help="by which ways: flat, ring, hierarchical:group=2, torus:rows=2, or auto, which "
+        f"measures them at the start; default {DEFAULTS.topology}",
+    )
+    fleet.add_argument(
         "--ema",
         type=float,
         metavar="SAMPLES",

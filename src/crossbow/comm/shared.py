@@ -95,7 +95,7 @@ def _remove_stale(folder: Path) -> None:
     """Remove blocks whose maker was killed before it could remove the name."""
     for path in folder.glob(f"{_PREFIX}*"):
         pid = path.name.rpartition("-")[2]
-        if pid.isdecimal() and not Path("/proc", pid).exists():
+        if pid.isdecimal() and path.is_file() and not Path("/proc", pid).exists():
             path.unlink(missing_ok=True)
 
 

@@ -147,6 +147,13 @@ class Topology:
         name = fastest(sums, like, group)
         return sums[name], name
 
+    def check(self, hosts: int) -> None:
+        """Refuse a number of hosts that it can't join."""
+        if self.name == "torus" and self.size and hosts % self.size:
+            raise InputError(
+                f"a torus of {self.size} rows can't hold {hosts} hosts: give a divisor of {hosts}"
+            )
+
     def _sum(self, members: Members) -> Sum:
         count = len(members)
         if self.name == "hierarchical":
@@ -154,10 +161,6 @@ class Topology:
             return lambda values: hierarchical(values, members, size)
         if self.name == "torus":
             rows = self.size or most_square(count)
-            if count % rows:
-                raise InputError(
-                    f"a torus of {rows} rows can't hold {count} hosts: give a divisor of {count}"
-                )
             return lambda values: torus(values, members, rows)
         way = {"flat": flat, "ring": ring}[self.name]
         return lambda values: way(values, members)

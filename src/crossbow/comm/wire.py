@@ -42,10 +42,20 @@ class Channel(Protocol):
         """Keep what another kept."""
 
 
+@dataclass(frozen=True)
+class Route:
+    """How to reach the other hosts."""
+
+    compression: Compression = field(default_factory=lambda: Compression("none"))
+    topology: Topology = field(default_factory=lambda: Topology("flat"))
+
+
 @dataclass
 class Traffic:
     """What this host has sent so far."""
 
+    topology: str = ""
+    """The one that is used, if there are other hosts."""
     sums: int = 0
     """How many rows were added up."""
     sent_bytes: int = 0
@@ -57,34 +67,38 @@ class Wire:
     """The way to the other hosts."""
 
     def __init__(
-        self, group: dist.ProcessGroup, compression: Compression, topology: Topology, like: Tensor
+        self, group: dist.ProcessGroup, route: Route, like: Tensor, traffic: Traffic
     ) -> None:
         """Reach out; all hosts do so together.
 
         Args:
             group: one rank of each host.
-            compression: of moves.
-            topology: of sums.
+            route: compression of moves, and topology of sums.
             like: the largest row that will pass.
+            traffic: where to count.
         """
-        self.compression = compression
-        self.traffic = Traffic()
-        self._group = group
-        self._sum, self.topology = topology.bind(group, like)
+        self.group, self.traffic = group, traffic
+        self._compression = route.compression
+        self._sum, traffic.topology = route.topology.bind(group, like)
 
     @property
     def is_exact(self) -> bool:
         """Whether moves pass as they are, so that sums of weights may pass in their place."""
-        return self.compression.is_exact
+        return self._compression.is_exact
 
     def add_up(self, values: Tensor) -> None:
         """Add up all hosts' numbers, exactly and in place."""
         self._count(values, self._sum(values))
 
     def channel(self, shapes: Shapes, like: Tensor) -> "Moves":
-        """Make the way of the moves of tensors of these shapes, of the type of `like`."""
-        packed = like.new_empty(sum(math.prod(shape) for shape in shapes))
-        return Moves(self, _channel(self.compression, shapes, packed, self._sum, self._group))
+        """Make the way of the moves of tensors of these shapes, of the type of `like`.
+
+        What is kept of half-precision moves is kept in single precision.
+        """
+        wide = torch.promote_types(like.dtype, torch.float32)
+        packed = like.new_empty(sum(math.prod(shape) for shape in shapes), dtype=wide)
+        channel = _channel(self._compression, shapes, packed, self._sum, self.group)
+        return Moves(self, channel, wide)
 
     def _count(self, values: Tensor, sent: int) -> None:
         self.traffic.sums += 1
@@ -98,10 +112,11 @@ class Moves:
 
     wire: Wire
     channel: Channel
+    dtype: torch.dtype
 
     def add_up(self, tensors: Sequence[Tensor]) -> None:
         """Set the tensors, in place, to what is heard of all hosts' sum."""
-        row = torch.cat([tensor.reshape(-1) for tensor in tensors])
+        row = torch.cat([tensor.reshape(-1) for tensor in tensors]).to(self.dtype)
         self.wire._count(row, self.channel.add_up(row))
         pieces = row.split_with_sizes([tensor.numel() for tensor in tensors])
         for tensor, piece in zip(tensors, pieces, strict=True):

@@ -90,19 +90,21 @@ def split(squares: float, square_of_sum: float, k: int) -> tuple[float, float]:
 class Pieces:
     """Cuts gradients into pieces that are looked at in turn."""
 
-    def __init__(self, parameters: Sequence[Tensor], k: int) -> None:
+    def __init__(self, parameters: Sequence[Tensor], k: int, *, narrow: bool = False) -> None:
         """Plan the pieces.
 
         Args:
             parameters: whose gradients are looked at.
             k: how many gradients are seen at a time.
+            narrow: whether pieces are as small as the span allows, because they travel far.
         """
         self._parameters = list(parameters)
         sizes = [p.numel() for p in self._parameters]
         total = sum(sizes)
         often = int(SPAN / LOOKS_A_SPAN / k)
-        steps = max(1, min(MOST_STEPS, often, total // SMALLEST_PIECE))
-        self.every = max(1, steps // MOST_PIECES)
+        most = often if narrow else MOST_STEPS
+        steps = max(1, min(most, often, total // SMALLEST_PIECE))
+        self.every = 1 if narrow else max(1, steps // MOST_PIECES)
         """Steps from one look to the next."""
         self.count = steps // self.every
         edges = [total * piece // self.count for piece in range(self.count + 1)]
