@@ -59,6 +59,20 @@ def evaluate(
     return Scores(loss, metric)
 
 
+def final_metrics(model: nn.Module, task: Task, world: World | None = None) -> dict[str, float]:
+    """Compute what the task wants to know of a final model; nothing, for most tasks.
+
+    Args:
+        model: is left in the mode it is in.
+        task: says what.
+        world: of ranks that share the work, each calling this with the same model.
+    """
+    if task.final_metrics is None:
+        return {}
+    with _evaluating(model), torch.inference_mode():
+        return task.final_metrics(model, world or World())
+
+
 def calibrate(
     model: nn.Module,
     task: Task,

@@ -14,8 +14,10 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from crossbow.comm.world import World
 from crossbow.config import Config
 from crossbow.data.augment import Prepare
+from crossbow.data.sentences import PAD
 
 
 class Dataset(Sized, Protocol):
@@ -26,6 +28,8 @@ class Dataset(Sized, Protocol):
 
 Loss = Callable[..., Tensor]
 Collate = Callable[[list[Any]], Any]
+FinalMetrics = Callable[[nn.Module, World], dict[str, float]]
+"""(model in evaluation mode, ranks that share the work) -> numbers by name"""
 
 
 @dataclass(frozen=True)
@@ -52,8 +56,22 @@ def token_cross_entropy(logits: Tensor, targets: Tensor, label_smoothing: float 
     return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), label_smoothing=label_smoothing)
 
 
+def sentence_cross_entropy(logits: Tensor, targets: Tensor, label_smoothing: float = 0.0) -> Tensor:
+    """Cross-entropy a token, for logits (B, T, V) and targets (B, T or more) that end in padding.
+
+    A model may leave out places at which every sentence of the batch has ended.
+    """
+    return F.cross_entropy(
+        logits.flatten(0, 1),
+        targets[:, : logits.shape[1]].flatten(),
+        ignore_index=PAD,
+        label_smoothing=label_smoothing,
+    )
+
+
 ACCURACY = Metric("accuracy", accuracy, higher_is_better=True)
 TOKEN_LOSS = Metric("loss", token_cross_entropy, higher_is_better=False)
+SENTENCE_LOSS = Metric("loss", sentence_cross_entropy, higher_is_better=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +87,8 @@ class Task:
     name: str = "custom"
     prepare: Prepare | None = None
     collate: Collate | None = None
+    final_metrics: FinalMetrics | None = None
+    """What is computed once, of the final model: what is too slow to be the metric."""
     recipe: Config = field(default_factory=Config)
 
     def build_model(self) -> nn.Module:

@@ -9,7 +9,7 @@ import statistics
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from types import FrameType
 from typing import Any, NamedTuple, Self
 
@@ -20,7 +20,7 @@ from crossbow.averaging.family import parse as parse_averaging
 from crossbow.comm.world import World, joined
 from crossbow.config import Config, resolve
 from crossbow.errors import DivergedError
-from crossbow.evaluation import Scores, calibrate, evaluate
+from crossbow.evaluation import Scores, calibrate, evaluate, final_metrics
 from crossbow.fleet import Fleet
 from crossbow.learner import Learner, total_samples
 from crossbow.monitor.log import RunLog
@@ -80,6 +80,8 @@ class Result:
     stopped_by: str
     """epochs, target, time limit or interrupt."""
     run_dir: str
+    final_metrics: dict[str, float] = field(default_factory=dict)
+    """What the task computes of the final model: BLEU, say."""
 
 
 class Interrupted(KeyboardInterrupt):
@@ -182,6 +184,8 @@ class _Run:
         with self._model_aboard() as model:
             if self.log:
                 self.log.save_model(model.state_dict())
+            final = final_metrics(model, self.task, self.fleet.world)
+        result = replace(result, final_metrics=final)
         if self.log:
             self.log.save_result(asdict(result))
         self._write("end", stopped_by=self.stopped_by)

@@ -79,8 +79,8 @@ def _row(entry: "Entry", data_dir: Path) -> tuple[str, ...]:
         entry.name,
         f"{entry.num_train:,}",
         f"{entry.num_test:,}",
-        "x".join(map(str, entry.shape)),
-        str(entry.classes),
+        "x".join(map(str, entry.shape)) or "-",
+        str(entry.classes or "-"),
         f"{entry.num_bytes / 1e6:.0f} MB" if entry.members else "-",
         _state(entry, data_dir),
     )

@@ -124,7 +124,13 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     files.add_argument(
         "--data-dir", type=Path, metavar="DIR", help="where `data fetch` put the sets"
     )
-    files.add_argument("--text", type=Path, metavar="FILE", help="what the text tasks read")
+    files.add_argument(
+        "--text",
+        type=Path,
+        action="append",
+        metavar="FILE",
+        help="what the text tasks read; given twice: a text and its translation, line by line",
+    )
     files.add_argument(
         "--run-dir", type=Path, metavar="DIR", help="default runs/TASK-N, counting up"
     )
@@ -164,13 +170,13 @@ def choose_ranks(learners: int, asked: int | None) -> int:
 
 
 def train_named(
-    name: str, data_dir: Path | None, text: Path | None, config: Config, quiet: bool
+    name: str, data_dir: Path | None, text: list[Path] | None, config: Config, quiet: bool
 ) -> "tuple[Result, bool]":
     """In a rank: train; return the result and whether Ctrl-C ended it."""
     from crossbow.trainer import Interrupted, train
     from crossbow.zoo import tasks
 
-    task = tasks.get(name, data_dir=data_dir, text=text)
+    task = tasks.get(name, data_dir=data_dir, text=text or [])
     try:
         return train(task, config, quiet=quiet), False
     except Interrupted as interrupted:
@@ -188,6 +194,7 @@ def summarize(result: "Result") -> None:
     share = result.metric_name == "accuracy"
     shown = f"{result.metric:.2%}" if share else f"{result.metric:.4f}"
     rows = [(f"test {result.metric_name}", f"{shown}   (loss {result.loss:.4f})")]
+    rows += [(name, f"{value:.4g}") for name, value in result.final_metrics.items()]
     if result.target is not None:
         rows.append(("target", _describe_target(result)))
     if result.critical_batch is not None:

@@ -51,6 +51,15 @@ def read_tar(file: IO[bytes], names: Collection[str], limit: int) -> Streams:
                 yield name, _gunzipped(info.name, content)
 
 
+def read_tar_suffix(file: IO[bytes], suffix: str, limit: int) -> Iterator[tuple[str, bytes]]:
+    """Path and contents of every file in a stream of tar whose name ends so."""
+    with tarfile.open(fileobj=cast(IO[bytes], _Limited(file, limit)), mode="r|") as archive:
+        for info in archive:
+            content = archive.extractfile(info) if info.name.endswith(suffix) else None
+            if content and info.isreg():
+                yield info.name, content.read()
+
+
 def _read_folder(folder: Path, names: Collection[str]) -> Streams:
     for parent, _, files in os.walk(folder):
         for path in (Path(parent) / file for file in sorted(files)):

