@@ -62,6 +62,52 @@ def fake_tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str,
     return install
 
 
+HELP_DEB = """\
+case "$1" in
+  download) page=tree/help/$2/text/shared
+    mkdir -p $page
+    printf '<p id="a">%s 1</p><p id="b">%s 2</p><p id="c">OK</p>' $2 $2 > $page/1.html
+    echo '<p id="a">no text</p>' > tree/help/$2/media.html
+    tar cf $2_1_all.deb tree ;;
+  *) exit 1 ;;
+esac
+"""
+
+
+def test_help_pages_of_two_packages_are_aligned(
+    data_dir: Path, fake_tool: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    members = (Member("en.txt", 20, is_exact=False), Member("de.txt", 20, is_exact=False))
+    entry = Entry("small", 1, 1, (), 0, members, help_pages=("english", "german"))
+    monkeypatch.setitem(CATALOG, "small", entry)
+    fake_tool("apt-get", HELP_DEB)
+    fake_tool("dpkg-deb", "cat $2")
+    stages: list[str] = []
+    assert fetch("small", data_dir, None, lambda stage, *_: stages.append(stage)).is_new
+    placed = {path.name: path.read_text() for path in (data_dir / "small").iterdir()}
+    assert placed == {"en.txt": "english 1\nenglish 2\n", "de.txt": "german 1\ngerman 2\n"}
+    assert stages[-1] == "aligning paragraphs"
+    assert catalog.is_placed(entry, data_dir / "small")
+    assert not fetch("small", data_dir).is_new
+    assert_no_leftovers(data_dir)
+
+
+def test_packages_without_pages_in_common_place_nothing(
+    data_dir: Path, fake_tool: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    members = (Member("en.txt", 2000, is_exact=False), Member("de.txt", 2000, is_exact=False))
+    entry = Entry("small", 1, 1, (), 0, members, help_pages=("english", "german"))
+    monkeypatch.setitem(CATALOG, "small", entry)
+    fake_tool("apt-get", HELP_DEB)
+    fake_tool("dpkg-deb", "cat $2")
+    with pytest.raises(DataError, match=r"en.txt has 20 bytes, where about 2000 are expected"):
+        fetch("small", data_dir)
+    fake_tool("dpkg-deb", "cd /dev && tar cf - null")
+    with pytest.raises(DataError, match="no paragraph that is in both"):
+        fetch("small", data_dir)
+    assert_nothing_placed(data_dir)
+
+
 def assert_placed(data_dir: Path) -> None:
     """The set is there, and no scratch folder is left."""
     assert {p.name: p.read_bytes() for p in (data_dir / "small").iterdir()} == FILES

@@ -17,8 +17,11 @@ from crossbow.zoo import tasks
 from crossbow.zoo.tasks import TASKS
 
 TEXT_TASKS = [name for name, entry in TASKS.items() if entry.data == "text"]
+TRANSLATIONS = [name for name, entry in TASKS.items() if entry.data == "parallel"]
+SENTENCE_TASKS = [name for name, entry in TASKS.items() if entry.score]
+FOLDER_TASKS = ["resnet50-imagenet", "captioner-coco"]
 DIGITS_TASKS = [name for name, entry in TASKS.items() if entry.data == "digits"]
-FETCHED_TASKS = sorted(set(TASKS) - {*TEXT_TASKS, *DIGITS_TASKS})
+FETCHED_TASKS = sorted(set(TASKS) - {*TEXT_TASKS, *TRANSLATIONS, *DIGITS_TASKS, "captioner-shapes"})
 
 
 @pytest.fixture
@@ -63,8 +66,8 @@ def test_text_tasks_learn_from_any_text(name: str, book: Path, tmp_path: Path) -
 def test_a_task_without_its_data_says_how_to_get_it(name: str, tmp_path: Path) -> None:
     with pytest.raises(DataError) as raised:
         tasks.get(name, data_dir=tmp_path)
-    if TASKS[name].data == "imagenet":
-        assert f"{tmp_path}/imagenet/train: no such directory" in str(raised.value)
+    if name in FOLDER_TASKS:
+        assert f"{tmp_path}/{TASKS[name].data}/" in str(raised.value)
     else:
         assert f"crossbow data fetch {TASKS[name].data}" in str(raised.value)
 
@@ -96,7 +99,7 @@ def test_an_unknown_task_is_refused_with_the_nearest_name() -> None:
         tasks.get("resnet9-digits")
 
 
-@pytest.mark.parametrize("name", set(TASKS) - set(TEXT_TASKS) - {"resnet50-imagenet"})
+@pytest.mark.parametrize("name", set(TASKS) - {*TEXT_TASKS, *SENTENCE_TASKS, "resnet50-imagenet"})
 def test_models_take_what_their_data_becomes(name: str) -> None:
     entry = TASKS[name]
     known = datasets.find_entry(entry.data)
@@ -105,3 +108,28 @@ def test_models_take_what_their_data_becomes(name: str) -> None:
     logits = model(entry.prepare(images, None))
     assert logits.shape == (2, known.classes)
     assert entry.loss(logits, torch.zeros(2, dtype=torch.long)).isfinite()
+
+
+@pytest.mark.parametrize("name", TRANSLATIONS)
+@pytest.mark.parametrize("given", [0, 1, 3])
+def test_a_translation_wants_two_texts(name: str, given: int, book: Path) -> None:
+    with pytest.raises(InputError, match="--text FILE --text FILE"):
+        tasks.get(name, text=[book] * given)
+
+
+def test_a_translation_is_learned_and_scored(tmp_path: Path) -> None:
+    for name, verb in (("en", "counts"), ("de", "zählt")):
+        lines = (f"{verb} {i % 10} {i // 10}\n" for i in range(100))
+        (tmp_path / name).write_text("".join(lines))
+    task = tasks.get("transformer-parallel", text=[tmp_path / "en", tmp_path / "de"])
+    config = Config(epochs=2, run_dir=tmp_path / "run", schedule="constant", learners=2)
+    result = train(task, config, quiet=True)
+    assert result.metric < 3.2  # 40 tokens, so a guess costs 3.7
+    assert result.final_metrics.keys() == {"bleu"}
+
+
+def test_captions_of_shapes_are_learned_and_scored(tmp_path: Path) -> None:
+    config = Config(epochs=0.1, run_dir=tmp_path / "run", schedule="constant")
+    result = train(tasks.get("captioner-shapes"), config, quiet=True)
+    assert result.metric < 1  # 20 words, so a guess costs 3
+    assert result.final_metrics.keys() == {"exact_match"}

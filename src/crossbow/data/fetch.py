@@ -135,6 +135,8 @@ def _from_help_pages(entry: Entry, scratch: Path, staged: Path, report: Progress
     source, target = (_read_pages(package, scratch, report) for package in entry.help_pages)
     report("aligning paragraphs", 0, None)
     pairs = list(aligned(source, target))
+    if not pairs:
+        raise DataError(f"{' and '.join(entry.help_pages)}: no paragraph that is in both")
     for member, sentences in zip(entry.members, zip(*pairs, strict=True), strict=True):
         text = "".join(f"{sentence}\n" for sentence in sentences).encode()
         if fault := _copy(BytesIO(text), member, staged / member.name):

@@ -117,6 +117,7 @@ def _paint(images: NDArray[np.int16], thing: _Thing, shade: Numbers) -> None:
             (np.minimum(abs(dx), abs(dy)) <= 0.3 * radius)
             & (np.maximum(abs(dx), abs(dy)) <= radius),
         ],
+        default=False,
     )
     color = np.array(list(COLORS.values()))[thing.color] * shade[:, None] // 120  # (n, 3)
     np.copyto(images, color[:, :, None, None].astype(np.int16), where=inside[:, None])

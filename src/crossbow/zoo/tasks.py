@@ -162,7 +162,7 @@ TASKS: dict[str, Entry] = {
     "gpt-text": _text(partial(models.gpt, context_length=CONTEXT_LENGTH), recipe=_GPT),
     "lstm-text": _text(models.lstm_lm, recipe=_LSTM),
     "transformer-help": _translation(data="libreoffice-help"),
-    "transformer-parallel": _translation(data="parallel text"),
+    "transformer-parallel": _translation(data="parallel"),
     "captioner-shapes": _captions("shapes", shapes.SIDE, shapes.LENGTH, scores.exact_match),
     "captioner-coco": _captions("coco", captions.SIDE, captions.LENGTH, scores.bleu),
 }
@@ -200,12 +200,12 @@ def get(
 def _load(name: str, entry: Entry, data_dir: Path, texts: Sequence[Path]) -> Split | Sentences:
     if entry.score is scores.bleu:
         scores.require_sacrebleu()  # now, and not at the end of a long run
-    wanted = {"text": 1, "parallel text": 2}.get(entry.data, 0)
+    wanted = {"text": 1, "parallel": 2}.get(entry.data, 0)
     if len(texts) != wanted:
         raise _wrong_texts(name, entry, wanted, texts)
     if entry.data == "text":
         return datasets.text(texts[0], CONTEXT_LENGTH)
-    if entry.data == "parallel text":
+    if entry.data == "parallel":
         return parallel(texts[0], texts[1])
     if entry.data == "libreoffice-help":
         return help_texts(data_dir)
