@@ -63,7 +63,7 @@ class Captioner(nn.Module):
     def _parts(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Images (B, 3, side, side) and words told (B, T)."""
         num_pixels = 3 * self.side**2
-        images = rows[:, :num_pixels].unflatten(1, (3, self.side, self.side))
+        images = rows[:, :num_pixels].reshape(-1, 3, self.side, self.side)
         return images, rows[:, num_pixels:].long()
 
     def _first_state(self, images: Tensor) -> tuple[Tensor, Tensor]:
