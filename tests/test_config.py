@@ -30,6 +30,7 @@ OF_EACH_FIELD = {  # one legal value that is not the default
     "channels_last": True,
     "compile": True,
     "device": "cpu",
+    "profile": True,
     "run_dir": Path("run"),
 }
 

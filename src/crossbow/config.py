@@ -70,6 +70,8 @@ class Config:
     compile: bool = UNSAID
     device: str = UNSAID
     """A torch device; `auto` takes the GPU of this rank if there is one."""
+    profile: bool = UNSAID
+    """Write trace.json, a timeline of some rounds of all learners."""
     run_dir: Path | str | None = UNSAID
     """Where the run is written; runs/TASK-N, counting up, if unsaid."""
 
@@ -162,6 +164,7 @@ DEFAULTS = Config(
     channels_last=False,
     compile=False,
     device="auto",
+    profile=False,
 )
 
 

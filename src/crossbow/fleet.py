@@ -42,6 +42,7 @@ from crossbow.data.augment import Prepare
 from crossbow.data.loader import Batch, Stretch, read
 from crossbow.errors import InputError
 from crossbow.stats.divergence import Divergence, divergence, square_distance, unit_sum
+from crossbow.stats.watch import COMPUTE, Watch
 
 Round = tuple[int, Stretch | None]
 """Samples read by all learners before a round, and what one learner reads in it."""
@@ -90,6 +91,8 @@ class Fleet:
         self._route = Route(parse_compression(compress), parse_topology(topology))
         self.traffic = Traffic()
         """What this host has sent to others; counted on its first rank."""
+        self.watch = Watch()
+        """Sees where the time of a step goes."""
         self._ema = None if ema is None else _moving_average(ema)
         self._adopt(self.learners)
         self._is_closed = False
@@ -113,6 +116,7 @@ class Fleet:
                 self.name,
                 self._route,
                 self.traffic,
+                self.watch,
             )
         if self._ema:
             self._average.follow = self._look
@@ -189,11 +193,14 @@ class Fleet:
                 break
             self.samples, stretch = now
             if self._average.turn == 0:
+                self.watch.round_begins()
                 self._average.round_begins()
             if stretch:
-                self.reading = stretch
+                self.watch.step_begins(self.mine[self._average.turn])
+                self.reading, batch = stretch, next(batches)
                 self._average.weight = stretch[1] - stretch[0]
-                yield next(batches)
+                self.watch.mark(COMPUTE)
+                yield batch
             else:
                 self._average.rest()
         for schedule, batches in readers:  # what is left if the loop didn't step after each batch

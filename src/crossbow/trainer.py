@@ -7,7 +7,7 @@ import math
 import signal
 import statistics
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from types import FrameType
@@ -23,10 +23,13 @@ from crossbow.errors import DivergedError
 from crossbow.evaluation import Scores, calibrate, evaluate, final_metrics
 from crossbow.fleet import Fleet
 from crossbow.learner import Learner, total_samples
+from crossbow.monitor import trace
 from crossbow.monitor.log import RunLog
+from crossbow.monitor.machine import machine
 from crossbow.monitor.meter import Clock, LossMeter
 from crossbow.monitor.progress import Display, EvalReport, TrainReport, choose_display
 from crossbow.stats.noise import OneLearnersNoise
+from crossbow.stats.watch import PARTS
 from crossbow.task import Task
 
 REPORT_INTERVAL_S = 0.5
@@ -122,6 +125,8 @@ class _Word(NamedTuple):
     error: DivergedError | None
     was_interrupted: bool
     seconds: float
+    parts: dict[str, float] | None
+    """Mean seconds of a step's parts."""
 
 
 class _Run:
@@ -149,6 +154,7 @@ class _Run:
             learning = [p for p in learner.model.parameters() if p.requires_grad]
             learner.noise = OneLearnersNoise(learning)
         self.samples = 0
+        self.has_traced = False
         self.clock = Clock()
         self.meter = LossMeter()
         self.meetings = _Meetings()
@@ -156,6 +162,8 @@ class _Run:
         self.target_first: Reached | None = None
         self.target_median: Reached | None = None
         self.stopped_by: str | None = None
+        if settings.profile:
+            fleet.watch.keep(trace.KEPT)
 
     def train(self) -> Result:
         """Run the loop, then save what came of it."""
@@ -168,6 +176,7 @@ class _Run:
             learners=learners,
             ranks=ranks,
             torch=torch.__version__,
+            machine=machine(),
         )
         crew = f", {learners} learners on {ranks} ranks" if learners > 1 else ""
         self.display.start(
@@ -196,6 +205,7 @@ class _Run:
         self.learner.model.train()
         for inputs, targets in self._batches():
             loss = self.learner.step(inputs, targets, self.fleet.samples)
+            self.fleet.watch.step_ended()
             self.meter.add(loss, self.fleet.reading)
             if self.fleet.is_between_rounds and not self._goes_on():
                 break
@@ -204,6 +214,8 @@ class _Run:
         if not self.evaluations or self.evaluations[-1].samples != self.samples:
             self._evaluate()
         self.stopped_by = self.stopped_by or "epochs"
+        if self.settings.profile:
+            self._write_trace()
 
     def _goes_on(self) -> bool:
         """After a round: evaluate, meet and restart when it is time; return whether to go on."""
@@ -241,7 +253,8 @@ class _Run:
             losses, error = self.meter.read(), None
         except DivergedError as diverged:
             losses, error = [], diverged
-        word = _Word(losses, error, self.interrupts.seen, self.clock.seconds())
+        parts, seconds = self.fleet.watch.read(), self.clock.seconds()
+        word = _Word(losses, error, self.interrupts.seen, seconds, parts)
         words: list[_Word] = self.fleet.world.gather(word)
         for said in words:
             if said.error:
@@ -252,11 +265,14 @@ class _Run:
             self.stopped_by = "interrupt"
         elif limit is not None and words[0].seconds >= limit:
             self.stopped_by = "time limit"
+        if self.settings.profile and self.fleet.watch.has_kept:
+            self._write_trace()
         all_losses = [loss for said in words for loss in said.losses]
         if all_losses:
-            self._report(statistics.fmean(all_losses))
+            seen = [said.parts for said in words if said.parts]
+            self._report(statistics.fmean(all_losses), seen)
 
-    def _report(self, loss: float) -> None:
+    def _report(self, loss: float, parts: Sequence[Mapping[str, float]]) -> None:
         report = TrainReport(
             samples=self.samples,
             epoch=self.samples / self.epoch_samples,
@@ -265,9 +281,19 @@ class _Run:
             samples_per_second=self.clock.lap_speed(self.samples),
             seconds=self.clock.seconds(),
             **self._noise(),
+            **{f"{part}_s": statistics.fmean(p[part] for p in parts) for part in PARTS if parts},
         )
         self._write("train", **report._asdict())
         self.display.trained(report)
+
+    def _write_trace(self) -> None:
+        """Write the timeline of all ranks, once."""
+        if self.has_traced:
+            return
+        self.has_traced = True
+        spans = trace.gather(self.fleet.watch.spans, self.fleet.world)
+        if self.log:
+            trace.write(self.log.path / "trace.json", spans)
 
     def _evaluate(self) -> None:
         """Score the central model, with the clock of training stopped."""

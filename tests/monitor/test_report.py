@@ -32,7 +32,8 @@ def made_up(folder: Path, learners: int, lr: float = 0.1) -> Path:
         told = {"loss": 2 / i + noise / 5 + 0.2, "lr": lr * (1 - i / 41), "epoch": i / 10}
         gain = {"gain": learners - 1 / i, "critical_batch": 30 * i, "critical_batch_error": 2 * i}
         speed = {"samples_per_second": 3000 * learners + 900 * noise, "seconds": seconds}
-        lines.append(at(samples, **told, **speed, **gain, variance=9 / i, signal=1 / i))
+        parts = {"data_s": 0.001, "compute_s": 0.006, "averaging_s": 0.002, "waiting_s": 0.001}
+        lines.append(at(samples, **told, **speed, **gain, **parts, variance=9 / i, signal=1 / i))
         if i % 4 == 0:
             apart = {"relative_distance": 0.1 / i, "cosine": 0.5 - i / 100}
             lines.append(at(samples, "divergence", **apart, learner_metric=0.9 - 0.8 / i))
@@ -93,6 +94,7 @@ def test_the_page_draws_every_chart_with_the_numbers_of_the_log(
     window.run("return new Promise((done) => setTimeout(done, 50))")
     assert [float(v) for v in texts(window, "#chart-loss td:last-child")] == losses
     assert texts(window, ".card .big") == ["93.00 %test accuracy"] * 2
+    assert texts(window, ".bar")[0] == "60 %20 %10 %10 %"
     assert HOSTILE in texts(window, "#told td:last-child")[0]
     assert texts(window, "#sheets tr.differs")[0] == "lr0.10.2"
     assert window.complaints() == []

@@ -31,6 +31,7 @@ from crossbow.data.order import hash64
 from crossbow.engines.sequential import Sequential
 from crossbow.errors import InputError
 from crossbow.stats.noise import NoiseMeter, Pieces
+from crossbow.stats.watch import AVERAGING, COMPUTE, Watch
 
 _RANDOM = 3  # the hash stream of the learners' random streams; 1 and 2 are data/order.py's
 
@@ -58,6 +59,7 @@ def adopt(
     name: str,
     route: Route,
     traffic: Traffic,
+    watch: Watch,
 ) -> tuple[Together, ExitStack]:
     """Move the model into an arena; return its averaging, and a stack that undoes it all.
 
@@ -70,6 +72,7 @@ def adopt(
         name: of the run.
         route: to other hosts.
         traffic: counts what passes there.
+        watch: sees where time goes.
     """
     parameters, buffers = adoptable_parameters(model), adoptable_buffers(model)
     _check_optimizer(optimizer, model, parameters)
@@ -103,8 +106,9 @@ def adopt(
         clocks, exchange = stack.enter_context(
             _in_order(world, house, clock_block, device, route, connect)
         )
+        clocks.on_wait = watch.waited
         average = kind.start(engine, clocks, exchange)
-        for handle in _hook(optimizer, average):
+        for handle in _hook(optimizer, average, watch):
             stack.callback(handle.remove)
         return average, stack.pop_all()
 
@@ -280,7 +284,7 @@ def momentum_of(optimizer: Optimizer) -> float:
     return float(found)
 
 
-def _hook(optimizer: Optimizer, average: Together) -> Iterator[RemovableHandle]:
+def _hook(optimizer: Optimizer, average: Together, watch: Watch) -> Iterator[RemovableHandle]:
     @torch.no_grad()
     def before(_: Optimizer, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
         closure = named.get("closure") or (arguments[1] if len(arguments) > 1 else None)
@@ -290,11 +294,15 @@ def _hook(optimizer: Optimizer, average: Together) -> Iterator[RemovableHandle]:
                 "and then step() without a closure"
             )
         # a closure computes gradients inside the step, which must be those at the unpulled weights
+        watch.mark(AVERAGING)
         average.before_move(pulls_first=closure is None and _is_blind(optimizer))
+        watch.mark(COMPUTE)
 
     @torch.no_grad()
     def after(*_: Any) -> None:
+        watch.mark(AVERAGING)
         average.after_move()
+        watch.step_ended()
 
     yield optimizer.register_step_pre_hook(before)
     yield optimizer.register_step_post_hook(after)

@@ -7,7 +7,6 @@ ratios is the result.
 
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -15,7 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
+from crossbow.monitor.machine import machine
 
 Contender = Callable[[int], float]
 """A seed -> samples a second."""
@@ -46,13 +45,8 @@ def ratio(speeds: Speeds, name: str, base: str) -> float:
 def facts() -> dict[str, Any]:
     """Where and with what a result was measured."""
     return {
-        "cpu": _cpu(),
-        "cores": os.cpu_count(),
+        **machine(),
         "load_before": os.getloadavg()[0],
-        "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
-        "system": platform.platform(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
         "commit": _git("rev-parse", "HEAD"),
         "dirty": _git("status", "--porcelain") != "",
     }
@@ -61,15 +55,6 @@ def facts() -> dict[str, Any]:
 def write(path: Path, result: Mapping[str, Any]) -> None:
     """Write a result as a file that people compare line by line."""
     path.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
-
-
-def _cpu() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.machine())
 
 
 def _git(*arguments: str) -> str | None:

@@ -134,6 +134,12 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     files.add_argument(
         "--run-dir", type=Path, metavar="DIR", help="default runs/TASK-N, counting up"
     )
+    files.add_argument(
+        "--profile",
+        action="store_true",
+        default=None,
+        help="write trace.json, a timeline of 200 rounds, for Perfetto or chrome://tracing",
+    )
     files.add_argument("--json", type=Path, metavar="FILE", help="write the result here, too")
     files.add_argument("--quiet", action="store_true", help="print nothing but errors")
     parser.set_defaults(run=run)

@@ -159,6 +159,8 @@ class Clocks:
         self._mine = mine * self._stride
         self._watched = [(clock * self._stride, peer) for clock, peer in watched.items()]
         self._poll = poll
+        self.on_wait: Callable[[float, float], None] = lambda began, ended: None
+        """Told of a wait that took time: when it began and ended, by time.perf_counter()."""
         self._lock = threading.Lock()
         self._lock.acquire()
 
@@ -175,8 +177,12 @@ class Clocks:
         """Return once all watched clocks show `step`; False if the wait was given up."""
         words = self._words
         for place, peer in self._watched:
-            if words[place] < step and not self._wait_long(place, peer, step):
-                return False
+            if words[place] < step:
+                began = time.perf_counter()
+                has_come = self._wait_long(place, peer, step)
+                self.on_wait(began, time.perf_counter())
+                if not has_come:
+                    return False
         self._fence()
         return True
 

@@ -10,6 +10,7 @@ from itertools import pairwise
 from typing import Any
 
 from crossbow.monitor.record import Event, Record, number, short_names
+from crossbow.stats.watch import PARTS
 
 MOST_POINTS = 2000
 """Of a line: more than a screen has columns."""
@@ -311,8 +312,20 @@ def _whole_batch(record: Record) -> float | None:
 
 
 def _parts(records: Sequence[Record]) -> list[dict[str, Any]]:
-    """Where the wall time went, of each run that says so."""
-    return []
+    """Where the time of a step went, of each run that says so."""
+    found = []
+    for run, record in enumerate(records):
+        reports = [event for event in record.of("train") if number(event, "compute_s") is not None]
+        means = {part: _mean(reports, f"{part}_s") for part in PARTS}
+        if reports:
+            found.append({"run": run, "seconds": means})
+    return found
+
+
+def _mean(events: Sequence[Event], name: str) -> float:
+    """Over the events that say so: they come at even intervals."""
+    values = [value for event in events if (value := number(event, name)) is not None]
+    return sum(values) / len(values) if values else 0.0
 
 
 def _told(record: Record, event: Event) -> dict[str, Any]:

@@ -32,6 +32,11 @@ class TrainReport(NamedTuple):
     critical_batch: float | None = None
     """Samples."""
     critical_batch_error: float | None = None
+    data_s: float | None = None
+    """Of a learner's step, on the mean over ranks, as are the next three."""
+    compute_s: float | None = None
+    averaging_s: float | None = None
+    waiting_s: float | None = None
 
 
 class EvalReport(NamedTuple):

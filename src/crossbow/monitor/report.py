@@ -38,8 +38,9 @@ _PAGE = """\
 <noscript>The plots need JavaScript.</noscript>
 <div class="charts" id="charts"></div>
 <section id="parts" hidden>
-<h2>Where the time went</h2>
-<figure><div id="bars"></div><details><summary>Values</summary>
+<h2>Where the time of a step goes</h2>
+<figure><p class="soft">Of one learner: the mean over ranks and over the run.</p>
+<div id="bars"></div><details><summary>Values</summary>
 <div class="scroll" id="partvalues" tabindex="0" role="region" aria-label="Parts"></div>
 </details></figure>
 </section>

@@ -7,7 +7,7 @@ const MARKERS = [
   "M0-4.6 4.4 0 0 4.6-4.4 0Z", "M0 4.4-4.2-3.2h8.4Z", "M-1.5-4.2h3v2.7h2.7v3h-2.7v2.7h-3v-2.7h-2.7v-3h2.7Z",
 ];
 const AXES = { samples: "Samples", epochs: "Epochs", seconds: "Time" };
-const PARTS = ["compute", "averaging", "waiting", "data", "evaluation", "other"];
+const PARTS = ["compute", "averaging", "waiting", "data"];
 const HEIGHT = 250, LEFT = 54, RIGHT = 14, TOP = 8, BOTTOM = 26, MOST_MARKERS = 60;
 
 let page = JSON.parse(document.getElementById("figures").textContent);
@@ -56,6 +56,7 @@ function shown(value, unit) {
 
 function duration(seconds) {
   if (seconds === null || seconds === undefined) return "–";
+  if (seconds > 0 && seconds < 0.1) return `${+(1000 * seconds).toPrecision(3)} ms`;
   if (seconds < 10) return `${seconds.toFixed(2)} s`;
   if (seconds < 60) return `${seconds.toFixed(1)} s`;
   const whole = Math.round(seconds), two = (n) => String(n).padStart(2, "0");
@@ -431,7 +432,7 @@ function parts() {
       return block;
     });
     return [make("p", { class: "barname" }, make("span", {}, page.runs.length > 1 ? dot(row.run) : "", ` ${page.runs[row.run].name}`),
-      make("span", { class: "soft" }, row.about)), make("div", { class: "bar", "aria-hidden": "true" }, ...blocks)];
+      make("span", { class: "soft" }, `${duration(total)} a step`)), make("div", { class: "bar", "aria-hidden": "true" }, ...blocks)];
   });
   const heads = ["Run", ...names].map((name, i) => make("th", { scope: "col", class: i ? "number" : null }, name));
   const rows = page.parts.map((row) => make("tr", {}, make("td", {}, page.runs[row.run].name),
@@ -439,7 +440,7 @@ function parts() {
   document.getElementById("bars").replaceChildren(...bars,
     make("ul", { class: "key" }, ...names.map((name) => make("li", {}, make("span", { class: "block", part: name }), name))));
   document.getElementById("partvalues").replaceChildren(make("table", { class: "values" },
-    make("caption", { class: "hidden" }, "Where the time went"),
+    make("caption", { class: "hidden" }, "Where the time of a step goes"),
     make("thead", {}, make("tr", {}, ...heads)), make("tbody", {}, ...rows)));
 }
 
