@@ -9,6 +9,7 @@ EPILOG = """\
 examples:
   crossbow report runs/resnet8-digits-1
   crossbow report runs/lenet-mnist-1 runs/lenet-mnist-2 --out comparison.html
+  crossbow report runs/resnet32-cifar10-1 --live
 """
 
 
@@ -30,11 +31,45 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         metavar="FILE",
         help="default: report.html, in the run's directory if there is one run",
     )
+    parser.add_argument(
+        "--live",
+        action="store_true",
+        help="serve the page on this machine, with news while training goes on, until Ctrl-C",
+    )
+    parser.add_argument(
+        "--port", type=int, default=0, metavar="N", help="of --live; default: a free one"
+    )
     parser.add_argument("--quiet", action="store_true", help="print nothing but errors")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
+    """Write the page, or serve it."""
+    return serve(args) if args.live else write(args)
+
+
+def serve(args: argparse.Namespace) -> int:
+    """Serve the page and say where, until Ctrl-C."""
+    from crossbow.monitor.live import Server
+    from crossbow.monitor.record import read
+
+    if args.out:
+        raise InputError("--out and --live exclude each other: leave one of them out")
+    if not 0 <= args.port < 2**16:
+        raise InputError(f"--port {args.port} is not possible: give 0 to 65535")
+    for path in args.runs:
+        read(path)
+    with Server(args.runs, args.port) as server:
+        if not args.quiet:
+            print(f"{server.address}  (Ctrl-C ends it)", flush=True)
+        try:
+            server.serve_forever(poll_interval=0.2)
+        except KeyboardInterrupt:
+            return 0
+    return 0
+
+
+def write(args: argparse.Namespace) -> int:
     """Write the page and say where it is."""
     from crossbow.monitor.report import page
 

@@ -426,7 +426,7 @@ function parts() {
     const total = names.reduce((sum, name) => sum + (row.seconds[name] ?? 0), 0);
     const share = (name) => (row.seconds[name] ?? 0) / total;
     const blocks = names.filter((name) => share(name) > 0).map((name) => {
-      const text = `${(100 * share(name)).toFixed(share(name) < 0.1 ? 1 : 0)} %`;
+      const text = `${+(100 * share(name)).toPrecision(2)} %`;
       const block = make("span", { part: name, title: `${name}: ${text}` }, share(name) > 0.045 ? text : "");
       block.style.flexGrow = share(name);
       return block;
