@@ -31,6 +31,7 @@ OF_EACH_FIELD = {  # one legal value that is not the default
     "compile": True,
     "device": "cpu",
     "profile": True,
+    "log_to": "tensorboard,wandb",
     "run_dir": Path("run"),
 }
 
@@ -60,7 +61,7 @@ def test_a_false_is_a_value_and_not_silence() -> None:
 def test_after_resolving_only_what_may_be_none_is_none() -> None:
     settings = resolve(Config(), Config())
     unsaid = {f.name for f in dataclasses.fields(Config) if getattr(settings, f.name) is None}
-    assert unsaid == {"ema", "target", "eval_every", "time_limit_s", "run_dir"}
+    assert unsaid == {"ema", "target", "eval_every", "time_limit_s", "log_to", "run_dir"}
 
 
 def test_a_config_can_not_be_changed() -> None:

@@ -22,6 +22,9 @@ if TYPE_CHECKING:  # the command line reads this module before it needs torch
 Precision = Literal["float32", "bf16"]
 PRECISIONS: tuple[str, ...] = get_args(Precision)
 
+SINKS = {"tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow"}
+"""Where a run may be logged to beside its directory, and the package that this needs."""
+
 MOST_EPOCHS = 1e9
 SEEDS = range(-(2**63), 2**64)  # what torch takes
 
@@ -72,6 +75,8 @@ class Config:
     """A torch device; `auto` takes the GPU of this rank if there is one."""
     profile: bool = UNSAID
     """Write trace.json, a timeline of some rounds of all learners."""
+    log_to: str | None = UNSAID
+    """Of SINKS, separated by commas."""
     run_dir: Path | str | None = UNSAID
     """Where the run is written; runs/TASK-N, counting up, if unsaid."""
 
@@ -90,6 +95,8 @@ class Config:
         _check_seed(self.seed)
         if self.precision is not None:
             check_choice("precision", self.precision, PRECISIONS)
+        for name in self.log_to.split(",") if self.log_to else ():
+            check_choice("sink to log to", name, SINKS)
 
     def over(self, other: "Config") -> "Config":
         """These settings, and the other's where this one says nothing."""

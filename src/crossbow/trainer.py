@@ -28,6 +28,7 @@ from crossbow.monitor.log import RunLog
 from crossbow.monitor.machine import machine
 from crossbow.monitor.meter import Clock, LossMeter
 from crossbow.monitor.progress import Display, EvalReport, TrainReport, choose_display
+from crossbow.monitor.sinks import check_installed, names_in, open_sinks
 from crossbow.stats.noise import OneLearnersNoise
 from crossbow.stats.watch import PARTS
 from crossbow.task import Task
@@ -497,4 +498,10 @@ def _make_fleet(learner: Learner, settings: Config, name: str) -> Fleet:
 
 
 def _make_log(task: Task, settings: Config) -> RunLog:
-    return RunLog.create(settings.run_dir, task.name, settings.to_json())
+    names, config = names_in(settings.log_to), settings.to_json()
+    check_installed(names)
+    with ExitStack() as stack:
+        log = stack.enter_context(RunLog.create(settings.run_dir, task.name, config))
+        log.sinks = open_sinks(names, log.path, task.name, config)
+        stack.pop_all()
+    return log

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from crossbow.cli.output import check_json_path, print_rows, write_json
-from crossbow.config import DEFAULTS, PRECISIONS, Config
+from crossbow.config import DEFAULTS, PRECISIONS, SINKS, Config
 from crossbow.errors import InputError
 
 if TYPE_CHECKING:
@@ -133,6 +133,11 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     )
     files.add_argument(
         "--run-dir", type=Path, metavar="DIR", help="default runs/TASK-N, counting up"
+    )
+    files.add_argument(
+        "--log-to",
+        metavar="NAMES",
+        help=f"beside the run's directory: {', '.join(SINKS)}, separated by commas",
     )
     files.add_argument(
         "--profile",

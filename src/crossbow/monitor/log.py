@@ -10,7 +10,8 @@ The directory belongs to one run: it is refused if it already holds one.
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from itertools import count
 from pathlib import Path
 from types import TracebackType
@@ -20,6 +21,7 @@ from torch import Tensor
 
 from crossbow.checkpoint import replace_durably, save_model
 from crossbow.errors import InputError
+from crossbow.monitor.sinks import Sink
 
 RUNS = Path("runs")
 
@@ -31,6 +33,8 @@ class RunLog:
         self.path = path
         self._write_json("config.json", config)
         self._lines: TextIO = (path / "log.jsonl").open("a", encoding="utf-8")
+        self.sinks: list[Sink] = []
+        """Hear what the log hears, and are closed with it."""
 
     @classmethod
     def create(cls, path: Path | str | None, name: str, config: Mapping[str, Any]) -> Self:
@@ -50,12 +54,30 @@ class RunLog:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        for sink in self.sinks:
+            self._tell(sink, sink.close)
         self._lines.close()
 
     def write(self, event: str, **values: Any) -> None:
         """Append a line; it is on its way to disk when this returns."""
+        self._append(event, values)
+        for sink in list(self.sinks):
+            if not self._tell(sink, partial(sink.write, event, values)):
+                self.sinks.remove(sink)
+
+    def _append(self, event: str, values: Mapping[str, Any]) -> None:
         self._lines.write(json.dumps({"event": event, **values}) + "\n")
         self._lines.flush()
+
+    def _tell(self, sink: Sink, call: Callable[[], None]) -> bool:
+        """Whether it worked: training goes on without a sink that fails, and the log says so."""
+        try:
+            call()
+        except Exception as error:
+            message = f"{type(error).__name__}: {error}"
+            self._append("sink_failed", {"sink": type(sink).__name__, "message": message})
+            return False
+        return True
 
     def save_model(self, state: Mapping[str, Tensor]) -> None:
         """Write the model."""
@@ -66,9 +88,9 @@ class RunLog:
         self._write_json("result.json", result)
 
     def _write_json(self, name: str, values: Mapping[str, Any]) -> None:
-        partial = self.path / f".{name}.{os.getpid()}"
-        partial.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
-        replace_durably(partial, self.path / name)
+        draft = self.path / f".{name}.{os.getpid()}"
+        draft.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+        replace_durably(draft, self.path / name)
 
 
 def _claim(path: Path) -> Path:
