@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-all lint clean
+.PHONY: demo test test-all lint docs clean
 
 demo: .venv/ready  ## train a small residual network on the embedded digits
 	$(BIN)/crossbow train resnet8-digits
@@ -18,10 +18,13 @@ lint: .venv/ready  ## what CI checks before the tests
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+docs: .venv/ready  ## the documentation as a site, in site/
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[images]" --group dev
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[images]" --group dev --group docs
 	@touch $@
 
 clean:  ## forget the set-up and all caches
