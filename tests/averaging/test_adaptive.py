@@ -186,3 +186,28 @@ def test_what_is_not_possible_is_refused(case):
     options, message = BAD[case]
     with pytest.raises(xb.InputError, match=message):
         xb.adaptive(**options)
+
+
+def momentum_after(is_averaged: bool, steps: int = 30) -> list[float]:
+    """The mean of four learners that stand together, their momentum buffers averaged or not."""
+    model = small_net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    with Fleet(model, optimizer, sync=xb.adaptive(2.0, lag=0), learners=4) as fleet:
+        for step in range(steps):
+            for learner in range(4):
+                optimizer.zero_grad()
+                small_loss(model, learner, step).backward()
+                optimizer.step()
+            if is_averaged:
+                states = fleet._average.engine._optimizer_states
+                for parameter in states[0]:
+                    buffers = [state[parameter]["momentum_buffer"] for state in states]
+                    mean = torch.stack(buffers).mean(0)
+                    for buffer in buffers:
+                        buffer.copy_(mean)
+        return central_of(fleet)
+
+
+def test_averaging_momentum_buffers_moves_the_mean_nowhere_where_all_stand_together():
+    """Moves are linear in the buffers, so their mean doesn't ask whose they were."""
+    assert momentum_after(True) == pytest.approx(momentum_after(False), rel=1e-9, abs=1e-12)
