@@ -33,6 +33,9 @@ OF_EACH_FIELD = {  # one legal value that is not the default
     "profile": True,
     "log_to": "tensorboard,wandb",
     "run_dir": Path("run"),
+    "checkpoint_every_s": 0.0,
+    "keep": 1,
+    "resume": Path("run"),
 }
 
 
@@ -61,7 +64,15 @@ def test_a_false_is_a_value_and_not_silence() -> None:
 def test_after_resolving_only_what_may_be_none_is_none() -> None:
     settings = resolve(Config(), Config())
     unsaid = {f.name for f in dataclasses.fields(Config) if getattr(settings, f.name) is None}
-    assert unsaid == {"ema", "target", "eval_every", "time_limit_s", "log_to", "run_dir"}
+    assert unsaid == {
+        "ema",
+        "target",
+        "eval_every",
+        "time_limit_s",
+        "log_to",
+        "run_dir",
+        "resume",
+    }
 
 
 def test_a_config_can_not_be_changed() -> None:
@@ -73,7 +84,7 @@ def test_settings_become_plain_json() -> None:
     settings = dataclasses.replace(Config(**OF_EACH_FIELD), optimizer=print)
     written = json.loads(json.dumps(settings.to_json()))
     assert written.pop("optimizer") == "<built-in function print>"
-    assert written.pop("run_dir") == "run"
+    assert written.pop("run_dir") == written.pop("resume") == "run"
     assert written == {name: getattr(settings, name) for name in written}
 
 

@@ -18,7 +18,7 @@ LAYERS = [
     ["engines"],
     ["averaging"],
     ["fleet", "hvd", "learner", "evaluation", "checkpoint", "monitor"],
-    ["zoo.tasks", "trainer", "bench"],
+    ["zoo.tasks", "resuming", "trainer", "bench"],
     ["cli"],
     ["", "__main__"],
 ]

@@ -79,6 +79,12 @@ class Config:
     """Of SINKS, separated by commas."""
     run_dir: Path | str | None = UNSAID
     """Where the run is written; runs/TASK-N, counting up, if unsaid."""
+    checkpoint_every_s: float = UNSAID
+    """Seconds between checkpoints; 0 for none."""
+    keep: int = UNSAID
+    """How many of the newest checkpoints to keep, besides the best."""
+    resume: Path | str | None = UNSAID
+    """The directory of a run to go on with."""
 
     def __post_init__(self) -> None:
         _check_count("batch size", self.batch_size, "samples")
@@ -91,6 +97,8 @@ class Config:
         _check_number("learning rate", self.lr, 0, math.inf)
         _check_number("label smoothing", self.label_smoothing, 0, 1, below=True)
         _check_number("time limit", self.time_limit_s, 0, math.inf, above=True)
+        _check_number("checkpoint interval", self.checkpoint_every_s, 0, math.inf)
+        _check_count("number of checkpoints", self.keep, "checkpoints")
         _check_number("target", self.target, -math.inf, math.inf)
         _check_seed(self.seed)
         if self.precision is not None:
@@ -172,6 +180,8 @@ DEFAULTS = Config(
     compile=False,
     device="auto",
     profile=False,
+    checkpoint_every_s=60.0,
+    keep=3,
 )
 
 

@@ -19,7 +19,7 @@ from contextlib import ExitStack, contextmanager
 from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -31,15 +31,18 @@ from crossbow.averaging.allreduce import AllReduce
 from crossbow.averaging.alone import Alone
 from crossbow.averaging.family import Averaging, Pulled, adaptive
 from crossbow.averaging.gain import Gain
+from crossbow.averaging.guard import Guard
 from crossbow.averaging.resizing import at_rest, reassign
 from crossbow.averaging.weights import MovingAverage
-from crossbow.checkpoint import save_model
+from crossbow.checkpoint.model import save_model
+from crossbow.checkpoint.tree import copied, difference
 from crossbow.comm.compress import parse as parse_compression
 from crossbow.comm.topology import parse as parse_topology
 from crossbow.comm.wire import Route, Traffic
 from crossbow.comm.world import World
 from crossbow.data.augment import Prepare
 from crossbow.data.loader import Batch, Stretch, read
+from crossbow.engines.optimizers import load_options, named_own, options_of, own_by_name
 from crossbow.errors import InputError
 from crossbow.stats.divergence import Divergence, divergence, square_distance, unit_sum
 from crossbow.stats.watch import COMPUTE, Watch
@@ -49,6 +52,13 @@ Round = tuple[int, Stretch | None]
 
 Reader = tuple[Iterator[Round], Iterator[Batch]]
 """One learner's rounds, and its batches in those in which it reads."""
+
+
+class Captured(NamedTuple):
+    """What it takes to go on from between two rounds: trees of tensors and plain values."""
+
+    shared: dict[str, Any]
+    learners: dict[int, dict[str, Any]]
 
 
 class Fleet:
@@ -100,7 +110,8 @@ class Fleet:
     def _adopt(self, learners: int) -> None:
         """Put so many learners where the model is."""
         self.learners = learners
-        shares = share(learners, self.world.size)
+        self.shares = shares = share(learners, self.world.size)
+        """The learners of each rank."""
         self.mine = shares[self.world.rank]
         model, optimizer, averaging = self.model, self.optimizer, self.averaging
         self._average: Alone | Together
@@ -258,6 +269,76 @@ class Fleet:
         """Return a copy of the central model, with the keys of the model itself."""
         with self.central():
             return {key: value.detach().clone() for key, value in self.model.state_dict().items()}
+
+    @property
+    def guard(self) -> Guard:
+        """Which of this rank's learners went bad, and were put back at the central model."""
+        return self._average.guard
+
+    def capture(self) -> "Captured":
+        """Copy the state of this rank's learners, and on the first rank what all have in common.
+
+        Between two rounds; nothing that is computed later changes by it.
+        """
+        if not self.is_between_rounds:
+            raise InputError("a fleet can be captured between rounds only: see is_between_rounds")
+        states = zip(self._average.learner_states(), self._average.owns(), strict=True)
+        learners = {
+            learner: copied({**state, **own_by_name(own, self.model)})
+            for learner, (state, own) in zip(self.mine, states, strict=True)
+        }
+        if self.world.rank:
+            return Captured({}, learners)
+        shared = {
+            "learners": self.learners,
+            "averaging": self._average.state_dict(),
+            "options": options_of(self.optimizer),
+            "ema": self._ema.state_dict() if self._ema else None,
+        }
+        return Captured(copied(shared), learners)
+
+    def restore(self, captured: Captured, samples: int) -> list[str]:
+        """Go on where a fleet was captured, before the first step; all ranks together.
+
+        With as many learners that is bit for bit. With another number all begin where the model is,
+        which has to be the central model of that fleet, and the answer says what begins anew.
+
+        Args:
+            captured: what was in common, and this rank's learners, those that were there.
+            samples: that had been read.
+        """
+        shared = captured.shared
+        load_options(self.optimizer, shared["options"])
+        if is_same := shared["learners"] == self.learners:
+            own = [captured.learners[learner] for learner in self.mine]
+            self.world.agree(lambda: self._check_fit(captured))
+            with torch.no_grad():
+                self._average.load_state_dict(shared["averaging"], own)
+        seed = self.world.broadcast(torch.initial_seed())
+        self._average.take_owns(
+            [
+                named_own(captured.learners[learner], self.model, self.optimizer)
+                if learner in captured.learners
+                else at_rest(seed, learner, samples)
+                for learner in self.mine
+            ]
+        )
+        if self._ema and is_same:
+            self._ema.load_state_dict(shared["ema"])
+        if is_same:
+            return []
+        anew = ["the central model's velocity", "the gain", "random streams of new learners"]
+        return [*anew, "the moving average"] if self._ema else anew
+
+    def _check_fit(self, captured: Captured) -> None:
+        """Refuse what was captured of a fleet that isn't like this one."""
+        mine = self.capture()
+        pairs = [(captured.learners[n], state) for n, state in mine.learners.items()]
+        if self.world.rank == 0:
+            pairs.append((captured.shared, mine.shared))
+        for saved, fresh in pairs:
+            if found := difference(saved, fresh, but=("optimizer", "options", "ema")):
+                raise InputError(f"what was saved doesn't fit this model and fleet: {found}")
 
     def save(self, path: str | Path) -> None:
         """Write the central model to a safetensors file; of all ranks, the first one does."""

@@ -6,10 +6,14 @@
 import math
 import signal
 import statistics
+import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple, Self
 
@@ -17,6 +21,9 @@ import torch
 from torch import Tensor, nn
 
 from crossbow.averaging.family import parse as parse_averaging
+from crossbow.checkpoint.folder import Manifest
+from crossbow.checkpoint.saver import Said, Saver
+from crossbow.checkpoint.writer import Snapshot
 from crossbow.comm.world import World, joined
 from crossbow.config import Config, resolve
 from crossbow.errors import DivergedError
@@ -29,6 +36,7 @@ from crossbow.monitor.machine import machine
 from crossbow.monitor.meter import Clock, LossMeter
 from crossbow.monitor.progress import Display, EvalReport, TrainReport, choose_display
 from crossbow.monitor.sinks import check_installed, names_in, open_sinks
+from crossbow.resuming import Start, find_start, load_model, read_state, remember_run, settle
 from crossbow.stats.noise import OneLearnersNoise
 from crossbow.stats.watch import PARTS
 from crossbow.task import Task
@@ -81,40 +89,59 @@ class Result:
     """What the first host sent to others."""
     seed: int
     parameters: int
+    reseeded: int
+    """How often a learner left the numbers, and was put back at the central model."""
     stopped_by: str
-    """epochs, target, time limit or interrupt."""
+    """epochs, target, time limit, interrupt or terminated."""
     run_dir: str
     final_metrics: dict[str, float] = field(default_factory=dict)
     """What the task computes of the final model: BLEU, say."""
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C, after the run was brought to a clean end."""
+    """Ctrl-C or SIGTERM, after the run was saved and brought to a clean end."""
 
     def __init__(self, result: Result) -> None:
         super().__init__(f"interrupted after {result.samples} samples")
         self.result = result
 
 
-def train(task: Task, config: Config | None = None, *, quiet: bool = False) -> Result:
+def train(
+    task: Task, config: Config | None = None, *, quiet: bool = False, refuge: Path | None = None
+) -> Result:
     """Train the task; return what was reached.
 
     Under a launcher every rank calls this, and the first one writes and shows. Raises `Interrupted`
-    after Ctrl-C, with the result so far; a second Ctrl-C ends at once.
+    after Ctrl-C or SIGTERM, when the run was saved; a second one ends at once.
+
+    Args:
+        task: what to learn.
+        config: the settings; those left unsaid are the recipe's.
+        quiet: whether to print nothing.
+        refuge: a folder in memory that outlives ranks, which go on from there when they are started
+            again.
     """
-    settings = resolve(config or Config(), task.recipe)
+    config = config or Config()
     world = World.from_environment()
     is_first = world.rank == 0
-    with joined(world), _isolated(settings.seed), ExitStack() as stack:
+    with joined(world), ExitStack() as stack:
+        start = find_start(config, task.name, world, refuge)
+        settings = resolve(settle(config, start), task.recipe)
+        stack.enter_context(_isolated(settings.seed))
         learner = world.agree(lambda: Learner(task, settings, world))
+        world.agree(lambda: load_model(start, learner.model))
         fleet = stack.enter_context(_make_fleet(learner, settings, task.name))
-        log = world.agree(lambda: _make_log(task, settings) if is_first else None)
+        log = world.agree(lambda: _make_log(task, settings, start, refuge) if is_first else None)
         if log:
             stack.enter_context(log)
+        saver = stack.enter_context(_make_saver(world, log, settings, refuge))
         display = stack.enter_context(closing(choose_display(quiet or not is_first)))
         interrupts = stack.enter_context(_Interrupts())
-        result = _Run(task, settings, learner, fleet, log, display, interrupts).train()
-    if result.stopped_by == "interrupt":
+        run = _Run(task, settings, learner, fleet, log, saver, display, interrupts)
+        if start:
+            run.go_on(start)
+        result = run.train()
+    if result.stopped_by in _SIGNALS.values():
         raise Interrupted(result)
     return result
 
@@ -124,7 +151,11 @@ class _Word(NamedTuple):
 
     losses: list[float]
     error: DivergedError | None
-    was_interrupted: bool
+    stopped_by: str | None
+    """The signal that came."""
+    bad: list[tuple[int, int]]
+    """Learners that were put back at the central model, and after how many samples."""
+    saving: Said
     seconds: float
     parts: dict[str, float] | None
     """Mean seconds of a step's parts."""
@@ -143,11 +174,12 @@ class _Run:
         learner: Learner,
         fleet: Fleet,
         log: RunLog | None,
+        saver: Saver,
         display: Display,
         interrupts: "_Interrupts",
     ) -> None:
         self.task, self.settings, self.learner, self.fleet = task, settings, learner, fleet
-        self.log, self.display, self.interrupts = log, display, interrupts
+        self.log, self.saver, self.display, self.interrupts = log, saver, display, interrupts
         self.epoch_samples = len(task.train)
         self.total_samples = total_samples(task, settings)
         self.restarts = parse_averaging(settings.sync).restart
@@ -163,21 +195,39 @@ class _Run:
         self.target_first: Reached | None = None
         self.target_median: Reached | None = None
         self.stopped_by: str | None = None
+        self.resumed: dict[str, Any] | None = None
+        self.bad: list[tuple[int, int]] = []
+        """Learners that went bad since ranks met last, and after how many samples."""
+        self.num_bad, self.reseeded = 0, 0
         if settings.profile:
             fleet.watch.keep(trace.KEPT)
+
+    def go_on(self, start: Start) -> None:
+        """Take over where a run stood; all ranks together."""
+        self.resumed = {"samples": start.samples, "anew": [], "warnings": start.warnings}
+        for warning in start.warnings:
+            self._warn(f"{warning}; going on from the checkpoint before it")
+        checkpoint, fleet = start.checkpoint, self.fleet
+        if checkpoint is None:
+            return
+        captured, state = fleet.world.agree(lambda: read_state(checkpoint, fleet.mine))
+        with torch.no_grad():
+            self.resumed["anew"] = fleet.restore(captured, start.samples)
+        self._load_state(state)
 
     def train(self) -> Result:
         """Run the loop, then save what came of it."""
         parameters = sum(p.numel() for p in self.learner.model.parameters())
         learners, ranks = self.fleet.learners, self.fleet.world.size
         self._write(
-            "start",
+            "resume" if self.resumed else "start",
             task=self.task.name,
             parameters=parameters,
             learners=learners,
             ranks=ranks,
             torch=torch.__version__,
             machine=machine(),
+            **(self.resumed or {}),
         )
         crew = f", {learners} learners on {ranks} ranks" if learners > 1 else ""
         self.display.start(
@@ -207,16 +257,28 @@ class _Run:
         for inputs, targets in self._batches():
             loss = self.learner.step(inputs, targets, self.fleet.samples)
             self.fleet.watch.step_ended()
-            self.meter.add(loss, self.fleet.reading)
+            if not self._went_bad():
+                self.meter.add(loss, self.fleet.reading)
             if self.fleet.is_between_rounds and not self._goes_on():
                 break
         else:  # not on every rank does the last round end with a batch
             self.samples = self.total_samples
-        if not self.evaluations or self.evaluations[-1].samples != self.samples:
+        if self.stopped_by and self.stopped_by != "target":  # it could go on: before all else
+            self._complain(self.saver.save_now(self._snapshot))
+        has_score = self.evaluations and self.evaluations[-1].samples == self.samples
+        if not has_score and not (self.evaluations and self.stopped_by == "terminated"):
             self._evaluate()
         self.stopped_by = self.stopped_by or "epochs"
         if self.settings.profile:
             self._write_trace()
+
+    def _went_bad(self) -> bool:
+        """Whether the learner that has just moved was put back at the central model."""
+        number = len(self.fleet.guard.found)
+        is_new, self.num_bad = number > self.num_bad, number
+        if is_new:
+            self.bad.append((self.fleet.guard.found[-1], self.fleet.samples))
+        return is_new
 
     def _goes_on(self) -> bool:
         """After a round: evaluate, meet and restart when it is time; return whether to go on."""
@@ -232,13 +294,16 @@ class _Run:
         if self.restarts and self._has_dropped(before):
             self.fleet.restart()
             self._write("restart", samples=self.samples)
+        if self.stopped_by is None:
+            self.saver.save(self._snapshot)
         return self.stopped_by is None
 
     def _batches(self) -> Iterator[tuple[Tensor, Tensor]]:
         return self.fleet.batches(
             self.task.train,
             self.settings.batch_size,
-            self.settings.epochs,
+            (self.total_samples - self.samples) / self.epoch_samples,
+            start=self.samples,
             seed=self.settings.seed,
             prepare=self.task.prepare,
             collate=self.task.collate,
@@ -254,16 +319,24 @@ class _Run:
             losses, error = self.meter.read(), None
         except DivergedError as diverged:
             losses, error = [], diverged
+        error = error or self.fleet.guard.trouble
         parts, seconds = self.fleet.watch.read(), self.clock.seconds()
-        word = _Word(losses, error, self.interrupts.seen, seconds, parts)
+        signal, bad = self.interrupts.seen, self.bad
+        word = _Word(losses, error, signal, bad, self.saver.say(), seconds, parts)
         words: list[_Word] = self.fleet.world.gather(word)
+        self.bad = []
+        for learner, samples in (bad for said in words for bad in said.bad):
+            self.reseeded += 1
+            self._write("reseeded", learner=learner, samples=samples)
+            self._warn(f"learner {learner} left the numbers, and begins again at the central model")
         for said in words:
             if said.error:
                 raise said.error
         self.meetings.held_at(words[0].seconds)
+        self._complain(self.saver.hear([said.saving for said in words]))
         limit = self.settings.time_limit_s
-        if any(said.was_interrupted for said in words):
-            self.stopped_by = "interrupt"
+        if signals := [said.stopped_by for said in words if said.stopped_by]:
+            self.stopped_by = signals[0]
         elif limit is not None and words[0].seconds >= limit:
             self.stopped_by = "time limit"
         if self.settings.profile and self.fleet.watch.has_kept:
@@ -323,6 +396,9 @@ class _Run:
         )
         if self.fleet.traffic.sums:
             self._write("wire", samples=self.samples, **asdict(self.fleet.traffic))
+        better = self.task.metric.reached
+        if not any(better(before.metric, report.metric) for before in self.evaluations):
+            self.saver.has_new_best = True
         self.evaluations.append(report)
         self._write("eval", **report._asdict())
         self.display.evaluated(report)
@@ -391,6 +467,60 @@ class _Run:
             self.target_median = now
             self.stopped_by = "target"
 
+    def _snapshot(self) -> Snapshot:
+        """What this rank writes of a checkpoint."""
+        fleet, last = self.fleet, self.evaluations[-1] if self.evaluations else None
+        captured = fleet.capture()
+        is_first = fleet.world.rank == 0
+        manifest = Manifest(
+            task=self.task.name,
+            samples=self.samples,
+            epoch=self.samples / self.epoch_samples,
+            learners=fleet.learners,
+            ranks=fleet.world.size,
+            parts=[[share.start, share.stop - 1] for share in fleet.shares],
+            metric_name=last.metric_name if last else None,
+            metric=last.metric if last else None,
+            higher_is_better=self.task.metric.higher_is_better,
+            written=datetime.now(UTC).isoformat(timespec="seconds"),
+            versions={"crossbow": version("crossbow"), "torch": torch.__version__},
+            settings=self.settings.to_json(),
+        )
+        shared = {"fleet": captured.shared, "run": self._state_dict()} if is_first else {}
+        model = fleet.state_dict() if is_first else {}
+        return Snapshot(manifest, captured.learners, shared, model)
+
+    def _state_dict(self) -> dict[str, Any]:
+        """What the run has seen so far, as plain values; what gradients said as tensors, too."""
+        targets = (self.target_first, self.target_median)
+        return {
+            "evaluations": [report._asdict() for report in self.evaluations],
+            "targets": [asdict(reached) if reached else None for reached in targets],
+            "reseeded": self.reseeded,
+            "clock": self.clock.state_dict(),
+            "noise": self.learner.noise.state_dict() if self.learner.noise else None,
+        }
+
+    def _load_state(self, state: Mapping[str, Any]) -> None:
+        self.samples = self.resumed["samples"] if self.resumed else 0
+        self.evaluations = [EvalReport(**report) for report in state["evaluations"]]
+        targets = (Reached(**reached) if reached else None for reached in state["targets"])
+        self.target_first, self.target_median = targets
+        self.reseeded = state["reseeded"]
+        self.clock.load_state_dict(state["clock"], self.samples)
+        if self.learner.noise and state["noise"]:
+            self.learner.noise.load_state_dict(state["noise"])
+
+    def _complain(self, problems: Sequence[str]) -> None:
+        """Say that a checkpoint couldn't be written; training goes on."""
+        for problem in problems:
+            self._write("checkpoint failed", samples=self.samples, message=problem)
+            self._warn(f"no checkpoint: {problem}")
+
+    def _warn(self, message: str) -> None:
+        if self.fleet.world.rank == 0:
+            print(f"crossbow: {message}", file=sys.stderr, flush=True)
+
     def _write(self, event: str, **values: Any) -> None:
         if self.log:
             self.log.write(event, **values)
@@ -420,6 +550,7 @@ class _Run:
             sent_bytes=self.fleet.traffic.sent_bytes,
             seed=self.settings.seed,
             parameters=parameters,
+            reseeded=self.reseeded,
             stopped_by=str(self.stopped_by),
             run_dir=str(self.log.path) if self.log else "",
         )
@@ -445,25 +576,29 @@ class _Meetings:
         self._rounds, self._last_seconds = self._interval, seconds
 
 
+_SIGNALS = {signal.SIGINT: "interrupt", signal.SIGTERM: "terminated"}
+
+
 class _Interrupts:
-    """Remembers the first Ctrl-C; the second one ends the program at once."""
+    """Remembers the first Ctrl-C or SIGTERM; the second one ends the program at once."""
 
     def __init__(self) -> None:
-        self.seen = False
-        self._before: Any = None
+        self.seen: str | None = None
+        self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():  # signals go nowhere else
-            self._before = signal.signal(signal.SIGINT, self._first)
+            self._before = {number: signal.signal(number, self._first) for number in _SIGNALS}
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._before is not None:
-            signal.signal(signal.SIGINT, self._before)
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
 
     def _first(self, number: int, frame: FrameType | None) -> None:
-        self.seen = True
+        self.seen = _SIGNALS[signal.Signals(number)]
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 @contextmanager
@@ -497,11 +632,25 @@ def _make_fleet(learner: Learner, settings: Config, name: str) -> Fleet:
     )
 
 
-def _make_log(task: Task, settings: Config) -> RunLog:
+def _make_log(task: Task, settings: Config, start: Start | None, refuge: Path | None) -> RunLog:
+    def claimed(run: Path) -> None:
+        if refuge:
+            remember_run(refuge, run)
+
     names, config = names_in(settings.log_to), settings.to_json()
     check_installed(names)
     with ExitStack() as stack:
-        log = stack.enter_context(RunLog.create(settings.run_dir, task.name, config))
+        if start:
+            claimed(start.run)
+            log = RunLog.resume(start.run, config)
+        else:
+            log = RunLog.create(settings.run_dir, task.name, config, claimed)
+        stack.enter_context(log)
         log.sinks = open_sinks(names, log.path, task.name, config)
         stack.pop_all()
     return log
+
+
+def _make_saver(world: World, log: RunLog | None, settings: Config, refuge: Path | None) -> Saver:
+    run: Path = world.broadcast(log.path if log else None)
+    return Saver(world, run, refuge, every_s=settings.checkpoint_every_s, keep=settings.keep)

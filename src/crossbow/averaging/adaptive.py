@@ -24,6 +24,7 @@ docs/algorithms/adaptive.md has the derivation and what was measured.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,6 +32,8 @@ from torch import Tensor
 from crossbow.arena import Block
 from crossbow.averaging.gain import Gain
 from crossbow.averaging.gathering import Gathering, Letters
+from crossbow.averaging.guard import Guard
+from crossbow.averaging.hosts import Exchange
 from crossbow.comm.shared import Clocks
 from crossbow.engines.sequential import Own, Sequential
 from crossbow.errors import InputError
@@ -68,6 +71,8 @@ class Centered:
         pieces: Pieces,
         terms: Terms,
         *,
+        first_learner: int,
+        exchange: Exchange | None,
         barrier: Callable[[], object],
     ) -> None:
         """Begin at step 0.
@@ -80,6 +85,8 @@ class Centered:
             gathering: finds the mean.
             pieces: of gradients.
             terms: gain, lead and lag.
+            first_learner: of this host, among those of all hosts.
+            exchange: makes the mean of all hosts, if this rank runs it.
             barrier: returns when all ranks have called it.
         """
         self.engine, self.clocks, self.terms = engine, clocks, terms
@@ -87,9 +94,12 @@ class Centered:
         self.follow: Callable[[Callable[[], list[Tensor]]], None] | None = None
         """Told once a step of the central model's rows, for those who want them."""
         self._letters, self._gathering, self._pieces = letters, gathering, pieces
-        self._barrier, self._mine = barrier, letters.arena.shares[rank]
+        self._exchange, self._barrier = exchange, barrier
+        self._mine = letters.arena.shares[rank]
         self._gathered = -1
         self._leads = True
+        self._first_step = 0
+        """Steps that were made before these letters: since when pieces of gradients take turns."""
         blocks = letters.arena.parameters
         self._center = [block.rows[0, self._mine.start].clone() for block in blocks]
         leading = self._mine if terms.lag else range(1)  # with lag 0 learners lead together
@@ -98,17 +108,28 @@ class Centered:
         """With lag 0: where learners begin their step, for the exchange, which is not asked to
         read it while it is written."""
         self._moves = [torch.zeros_like(center) for center in self._center]
+        self.guard = Guard([j + first_learner for j in self._mine])
+        buffers = letters.arena.buffers
+        self._held = [
+            [*(b.rows[0, j] for b in blocks), *(_live(b)[j] for b in buffers)] for j in self._mine
+        ]
         self._rows = [[_row_of(block, learner) for block in blocks] for learner in self._mine]
 
     def before_move(self, *, pulls_first: bool) -> None:
         """Know the mean at which this step began; `pulls_first` doesn't matter here."""
-        if self.terms.lag and self.turn == 0:
-            self._gather()
+        if self.turn == 0:
+            if self.terms.lag:
+                self._gather()
+            if self.follow:
+                self.follow(lambda: self._center)
         self.engine.check()
 
     def after_move(self, *, rested: bool = False) -> None:
         """Say where the learner is now, and with the rank's last one end the step."""
         self.engine.reclaim_buffers()
+        if not rested and not self.guard.passes(self.turn, self._held[self.turn]):
+            self._reseed()
+            rested = True
         parity = (self.step + 1) % 2
         for number, row in enumerate(self._rows[self.turn]):
             if self.terms.lag:
@@ -207,21 +228,81 @@ class Centered:
         self.engine.forget()
         self._barrier()
 
+    def state_dict(self) -> dict[str, Any]:
+        """The mean, the gain's statistics, and the move that was made together."""
+        self._gather()
+        reduced = self._exchange.reduce.state_dict(self.step % 2) if self._exchange else {}
+        return {
+            "step": self._first_step + self.step,
+            "leads": self._leads,
+            "center": self._center,
+            "last": [] if self.terms.lag else self._last[0],
+            "noise": self.terms.gain.meter.state_dict(),
+            **reduced,
+        }
+
+    def learner_states(self) -> list[dict[str, Any]]:
+        """Each learner's rows and buffers, and where the lag is 1 its last move."""
+        lasts = self._last if self.terms.lag else [[] for _ in self._mine]
+        return [
+            {
+                "rows": [row.now for row in rows],
+                "buffers": [_live(block)[learner] for block in self._letters.arena.buffers],
+                "last": last,
+            }
+            for learner, rows, last in zip(self._mine, self._rows, lasts, strict=True)
+        ]
+
+    def load_state_dict(
+        self, shared: Mapping[str, Any], learners: Sequence[Mapping[str, Any]]
+    ) -> None:
+        """Go on from there, before the first step; all ranks together."""
+        if self._exchange:
+            self.clocks.wait(1)  # it has gone ahead: let it
+        self._barrier()
+        self._first_step, self._leads, self._gathered = shared["step"], shared["leads"], 0
+        for center, saved in zip(self._center, shared["center"], strict=True):
+            center.copy_(saved)
+        self.terms.gain.meter.load_state_dict(shared["noise"])
+        lasts = [own["last"] for own in learners] if self.terms.lag else [shared["last"]]
+        for last, saved in zip(self._last, lasts, strict=True):
+            for move, value in zip(last, saved, strict=True):
+                move.copy_(value)
+        for learner, rows, own in zip(self._mine, self._rows, learners, strict=True):
+            for row, value in zip(rows, own["rows"], strict=True):
+                row.now.copy_(value)
+                row.letter.copy_(value.expand_as(row.letter))
+            for block, value in zip(self._letters.arena.buffers, own["buffers"], strict=True):
+                _load_buffers(block, learner, value)
+        if self._exchange:
+            self._exchange.reduce.load_state_dict(shared, 0)
+        self._barrier()
+
+    def _reseed(self) -> None:
+        """Take the move of the learner aboard back, which went bad, and its optimizer's state."""
+        for number, row in enumerate(self._rows[self.turn]):
+            before = row.letter[self.step % 2] if self.terms.lag else self._center[number]
+            row.now.copy_(before)
+            if self.terms.lag:
+                self._last[self.turn][number].zero_()
+        means = self._gathering.buffers(self.step)
+        for block, mean in zip(self._letters.arena.buffers, means, strict=True):
+            _live(block)[self._mine[self.turn]].copy_(mean)
+        self.engine.forget_one(self.turn)
+
     def _gather(self) -> None:
         """Learn the mean at the beginning of this step, once."""
         if self._gathered == self.step:
             return
         self._gathered = self.step
         means = self._gathering.means(self.step)
-        piece = self._pieces.due(self.step - 1) if self.step else None
+        piece = self._pieces.due(self._first_step + self.step - 1) if self.step else None
         if piece is not None:
             self.terms.gain.meter.add(piece, *self._gathering.gradients(self.step))
         if self.terms.lag:
             self._center = means
         else:
             self._advance(means)
-        if self.follow:
-            self.follow(lambda: self._center)
 
     def _advance(self, means: list[Tensor]) -> None:
         """With lag 0: move the mean by what all moved together, and all learners with it."""
@@ -244,9 +325,8 @@ class Centered:
         """Say what the learner aboard has in its buffers, and a piece of its gradient."""
         learner = self._mine[self.turn]
         for block in self._letters.arena.buffers:
-            assert block.live is not None
-            block.letters[learner].right[parity].copy_(block.live[learner])
-        piece = self._pieces.due(self.step)
+            block.letters[learner].right[parity].copy_(_live(block)[learner])
+        piece = self._pieces.due(self._first_step + self.step)
         if learner == 0:
             self._letters.looked[parity] = piece is not None
         if piece is None:
@@ -272,6 +352,17 @@ class _Row:
     now: Tensor
     letter: Tensor
     """(2, n)"""
+
+
+def _live(block: Block) -> Tensor:
+    assert block.live is not None
+    return block.live
+
+
+def _load_buffers(block: Block, learner: int, value: Tensor) -> None:
+    letter = block.letters[learner].right
+    _live(block)[learner].copy_(value)
+    letter.copy_(value.expand_as(letter))
 
 
 def _row_of(block: Block, learner: int) -> _Row:

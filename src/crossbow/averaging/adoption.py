@@ -130,6 +130,7 @@ class _PulledPlan:
         self._alpha = averaging.pull(self._k)
         self._layouts, self._world, self._house = layouts, world, house
         self._shares = _rows_of(house, shares)
+        self._first_learner = shares[house.first_local].start
 
     def lay_out(self, carver: Carver) -> None:
         self.arena = Arena(
@@ -148,6 +149,7 @@ class _PulledPlan:
             self._k,
             self._alpha,
             self._momentum,
+            first_learner=self._first_learner,
             exchange=exchange,
             barrier=lambda: self._world.gather(None),
         )
@@ -169,6 +171,7 @@ class _AdaptivePlan:
         self._k = shares[-1].stop
         self._layouts, self._world, self._house = layouts, world, house
         self._shares = _rows_of(house, shares)
+        self._first_learner = shares[house.first_local].start
         learning = [p for group in optimizer.param_groups for p in group["params"]]
         self._pieces = Pieces(
             [p for p in learning if p.requires_grad],
@@ -201,6 +204,8 @@ class _AdaptivePlan:
             gather(self._letters, clocks.wait),
             self._pieces,
             self._terms,
+            first_learner=self._first_learner,
+            exchange=exchange,
             barrier=lambda: self._world.gather(None),
         )
         if exchange and not self._terms.lag:
@@ -224,6 +229,7 @@ class _ReducedPlan:
         self._k, self._averaging, self._optimizer = shares[-1].stop, averaging, optimizer
         self._layouts, self._world, self._house = layouts, world, house
         self._shares = _rows_of(house, shares)
+        self._first_learner = shares[house.first_local].start
         learning = [p for group in optimizer.param_groups for p in group["params"]]
         self._learning = [p for p in learning if p.requires_grad]
         batches = self._k * averaging.accumulate
@@ -269,6 +275,7 @@ class _ReducedPlan:
             self._optimizer,
             meeting,
             self._shares[rank],
+            first_learner=self._first_learner,
             accumulate=self._averaging.accumulate,
             gain=self._gain,
             pieces=self._pieces,

@@ -17,12 +17,15 @@ the gain that the noise of the gradients says (AdaScale; Johnson et al., 2020, a
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from crossbow.arena import Block
 from crossbow.averaging.gain import Gain
+from crossbow.averaging.guard import Guard
 from crossbow.averaging.meeting import Meeting, Papers
 from crossbow.engines.sequential import Own, Sequential
 from crossbow.errors import InputError
@@ -42,6 +45,7 @@ class AllReduce:
         meeting: Meeting,
         mine: Sequence[int],
         *,
+        first_learner: int,
         accumulate: int,
         gain: Gain | None,
         pieces: Pieces,
@@ -56,6 +60,7 @@ class AllReduce:
             optimizer: of the model.
             meeting: reduces.
             mine: this rank's learners.
+            first_learner: of this host, among those of all hosts.
             accumulate: rounds whose gradients make a step.
             gain: scales the learning rate.
             pieces: of gradients, for the gain.
@@ -71,7 +76,10 @@ class AllReduce:
         self._papers, self._optimizer, self._meeting = papers, optimizer, meeting
         self._mine, self._accumulate, self._pieces = mine, accumulate, pieces
         self._barrier, self._share_state = barrier, share_state
+        self.guard = Guard([learner + first_learner for learner in mine])
         self._round, self._is_moving = 0, False
+        self._first_step = 0
+        """Steps that were made before these letters: since when pieces of gradients take turns."""
         blocks = papers.arena.parameters
         self._rows = [block.rows[0, papers.arena.places[mine[0]]] for block in blocks]
         self._gradients = [
@@ -165,6 +173,58 @@ class AllReduce:
         """Rows of these weights."""
         return [block.pack(weights) for block in self._papers.arena.parameters]
 
+    def state_dict(self) -> dict[str, Any]:
+        """The model, the gain's statistics, and how many rounds of a step have been made."""
+        means = self._papers.buffer_means
+        return {
+            "rows": self._rows,
+            "step": self._first_step + self.step,
+            "round": self._round,
+            "noise": self.gain.meter.state_dict() if self.gain else None,
+            "buffers": [mean[self._meeting.met % 2] for mean in means],
+        }
+
+    def learner_states(self) -> list[dict[str, Any]]:
+        """Each learner's buffers, and what it has handed in of a step that is not complete."""
+        papers, goes_round = self._papers, self._accumulate > 1
+        met = self._meeting.met % 2
+        return [
+            {
+                "buffers": [_live(block)[learner] for block in papers.arena.buffers],
+                "met": [block.letters[learner].right[met] for block in papers.arena.buffers],
+                "letter": [papers.letter(n, learner) for n in range(len(self._rows)) if goes_round],
+                "pieces": [pieces[learner] for pieces in papers.pieces if goes_round],
+                "weight": self._weights[own],
+                "present": self._present[own],
+            }
+            for own, learner in enumerate(self._mine)
+        ]
+
+    def load_state_dict(
+        self, shared: Mapping[str, Any], learners: Sequence[Mapping[str, Any]]
+    ) -> None:
+        """Go on from there, before the first step; all ranks together."""
+        papers = self._papers
+        self._first_step, self._round = shared["step"], shared["round"]
+        for row, value in zip(self._rows, shared["rows"], strict=True):
+            row.copy_(value)
+        for mean, value in zip(papers.buffer_means, shared["buffers"], strict=True):
+            mean.copy_(value.expand_as(mean))
+        if self.gain:
+            self.gain.meter.load_state_dict(shared["noise"])
+        for own, (learner, state) in enumerate(zip(self._mine, learners, strict=True)):
+            buffers = zip(papers.arena.buffers, state["buffers"], state["met"], strict=True)
+            for block, value, met in buffers:
+                letter = block.letters[learner].right
+                _live(block)[learner].copy_(value)
+                letter.copy_(met.expand_as(letter))
+            for number, value in enumerate(state["letter"]):
+                papers.letter(number, learner).copy_(value)
+            for number, value in enumerate(state["pieces"]):
+                papers.pieces[number, learner].copy_(value)
+            self._weights[own], self._present[own] = state["weight"], state["present"]
+        self._barrier()
+
     def restart(self) -> None:
         """Start the optimizer anew; all ranks together."""
         if self.turn:
@@ -177,12 +237,11 @@ class AllReduce:
         self.engine.reclaim_buffers()
         own, learner = self.turn, self._mine[self.turn]
         for block in self._papers.arena.buffers:
-            assert block.live is not None
-            block.letters[learner].right[(self.step + 1) % 2].copy_(block.live[learner])
+            block.letters[learner].right[(self.step + 1) % 2].copy_(_live(block)[learner])
         if self._round == 0:
             self._weights[own] = 0.0
             self._present[own] = [False] * len(self.engine.parameters)
-        piece = self._pieces.due(self.step) if self.gain else None
+        piece = self._pieces.due(self._first_step + self.step) if self.gain else None
         if piece is not None:
             self._show_piece(piece, self._papers.pieces[self._round, learner])
         if self.weight:
@@ -201,6 +260,9 @@ class AllReduce:
             torch.zeros_like(place) if gradient is None else gradient
             for gradient, place in zip(held, letter, strict=True)
         ]
+        if not self.guard.passes(own, found):
+            self._reseed_buffers(own)
+            return
         before, self._weights[own] = self._weights[own], self._weights[own] + self.weight
         if before:
             torch._foreach_lerp_(letter, found, self.weight / self._weights[own])
@@ -210,6 +272,12 @@ class AllReduce:
             seen or gradient is not None
             for seen, gradient in zip(self._present[own], held, strict=True)
         ]
+
+    def _reseed_buffers(self, own: int) -> None:
+        """Give a learner whose gradient is no number its buffers of the last meeting."""
+        for block, mean in zip(self._papers.arena.buffers, self._meeting.buffers(), strict=True):
+            _live(block)[self._mine[own]].copy_(mean)
+            block.letters[self._mine[own]].right[(self.step + 1) % 2].copy_(mean)
 
     def _show_piece(self, piece: int, place: Tensor) -> None:
         if self.weight:
@@ -222,7 +290,7 @@ class AllReduce:
         _, *said = self._meeting.gather()
         groups = self._optimizer.param_groups
         rates, present = said[: len(groups)], said[len(groups) :]
-        piece = self._pieces.due(self.step)
+        piece = self._pieces.due(self._first_step + self.step)
         if self.gain and piece is not None:
             self.gain.meter.add(piece, *self._meeting.noise())
         self._meeting.close()
@@ -235,6 +303,11 @@ class AllReduce:
         for group, rate in zip(groups, rates, strict=True):
             own = group["lr"] if self.weight else rate  # who rests may not know the rate of now
             group["lr"] = own if scale == 1 else own * scale
+
+
+def _live(block: Block) -> Tensor:
+    assert block.live is not None
+    return block.live
 
 
 def _check_dense(gradients: Sequence[Tensor | None], names: Sequence[str]) -> None:

@@ -2,11 +2,13 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from crossbow.averaging.guard import Guard
 from crossbow.engines.sequential import Own
 
 
@@ -18,6 +20,8 @@ class Alone:
 
     def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
         self._model, self._optimizer = model, optimizer
+        self.guard = Guard([])
+        """There is nobody to be guarded, and nothing to be put back to."""
         self.follow: Callable[[Callable[[], list[Tensor]]], None] | None = None
         """Told at the beginning of a round of the weights, for those who want them."""
 
@@ -71,6 +75,23 @@ class Alone:
 
     def restart(self) -> None:
         """The learner is at the central model already."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """There is nobody to share with."""
+        return {}
+
+    def learner_states(self) -> list[dict[str, Any]]:
+        """The learner's weights and buffers."""
+        return [{"weights": self._weights(), "buffers": list(self._model.buffers())}]
+
+    def load_state_dict(
+        self, shared: Mapping[str, Any], learners: Sequence[Mapping[str, Any]]
+    ) -> None:
+        """Go on from there."""
+        (own,) = learners
+        places = [*self._weights(), *self._model.buffers()]
+        for place, value in zip(places, [*own["weights"], *own["buffers"]], strict=True):
+            place.copy_(value)
 
     def _weights(self) -> list[Tensor]:
         return [p.data for p in self._model.parameters() if p.requires_grad]

@@ -6,7 +6,8 @@ learner order. Between hosts the thread of the first rank does so and all-reduce
 (averaging/hosts.py), and the ranks read what it wrote down.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -162,6 +163,15 @@ class MeanOfHosts:
 
     def restart(self, parity: int) -> None:
         """Nothing is kept from step to step."""
+
+    def state_dict(self, parity: int) -> dict[str, Any]:
+        """The means: the ranks may read them again."""
+        return {"means": [mean[parity] for mean in self._letters.means]}
+
+    def load_state_dict(self, state: Mapping[str, Any], parity: int) -> None:
+        """Write these means down."""
+        for mean, saved in zip(self._letters.means, state["means"], strict=True):
+            mean[parity].copy_(saved)
 
 
 def mean_of(rows: list[Tensor], out: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ follows the sum itself: what a message leaves out is kept by its host, and said 
 
 import threading
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -36,6 +36,12 @@ class Reduction(Protocol):
 
     def restart(self, parity: int) -> None:
         """Forget what was gathered, while the thread waits for the next step."""
+
+    def state_dict(self, parity: int) -> dict[str, Any]:
+        """What it made of the letters of this parity, while the thread waits for the next step."""
+
+    def load_state_dict(self, state: Mapping[str, Any], parity: int) -> None:
+        """Put that in the place of what it made of the letters of this parity."""
 
 
 class Exchange:
@@ -125,6 +131,21 @@ class CentralOfHosts:
         for block, central in zip(self._arena.blocks, self._central, strict=True):
             if block.is_pulled:
                 central[1 - parity].copy_(central[parity])
+
+    def state_dict(self, parity: int) -> dict[str, Any]:
+        """The central model that comes next."""
+        return {"next": [central[1 - parity] for central in self._central]}
+
+    def load_state_dict(self, state: Mapping[str, Any], parity: int) -> None:
+        """Take the central model and the one that comes next, and answer with it."""
+        models = zip(
+            self._arena.blocks, self._central, state["central"], state["next"], strict=True
+        )
+        for block, central, now, following in models:
+            central[parity].copy_(now)
+            central[1 - parity].copy_(following)
+            for letter in block.letters:
+                letter.right[parity].copy_(following)
 
     def __call__(self, parity: int) -> None:
         """Make the central model of the other parity."""

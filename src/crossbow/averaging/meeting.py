@@ -16,8 +16,8 @@ Between hosts the first rank's exchange (averaging/hosts.py) sums the letters of
 all-reduces and answers them; the regions are empty.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -80,6 +80,9 @@ class Papers:
 class Meeting(Protocol):
     """Where all ranks come together."""
 
+    met: int
+    """How often they have."""
+
     def gather(self) -> list[float]:
         """Return when all letters are there: the sum of weights, and the largest of other words."""
 
@@ -122,7 +125,7 @@ class WithinHost:
         self._clocks.wait(2 * self.met + 1)
         weights, *others = zip(*self._papers.words.tolist(), strict=True)
         total = sum(weights)
-        self._shares = [weight / total for weight in weights]
+        self._shares = [weight / (total or 1.0) for weight in weights]
         return [total, *map(max, others)]
 
     def noise(self) -> tuple[float, float]:
@@ -224,7 +227,7 @@ class MeetingOfHosts:
         torch.amax(papers.words[:, 1:], 0, out=papers.heard[1:])
         self._wire.add_up(papers.heard[:1])
         dist.all_reduce(papers.heard[1:], dist.ReduceOp.MAX, group=self._wire.group)
-        shares = (weights / papers.heard[0]).tolist()
+        shares = (weights / (papers.heard[0] or 1.0)).tolist()
         firsts = [share.start for share in papers.arena.shares]
         for number in range(len(papers.arena.parameters)):
             rows = [papers.letter(number, j) for j in range(len(shares))]
@@ -244,6 +247,13 @@ class MeetingOfHosts:
 
     def restart(self, parity: int) -> None:
         """Nothing is kept from step to step."""
+
+    def state_dict(self, parity: int) -> dict[str, Any]:
+        """Nothing is."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any], parity: int) -> None:
+        """There is nothing to load."""
 
     def _add_moves(self, number: int, part: Tensor, share: float) -> None:
         """Turn this host's part of the mean, in place, into the mean of all."""

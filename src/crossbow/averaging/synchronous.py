@@ -10,12 +10,14 @@ stands only if another is a whole step behind. docs/design/clocks.md says why on
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from crossbow.arena import Arena, Block
+from crossbow.arena import NOTHING, Arena, Block
 from crossbow.averaging.family import advance, average, pull_first, pull_last
+from crossbow.averaging.guard import Guard
 from crossbow.averaging.hosts import Exchange
 from crossbow.comm.shared import Clocks
 from crossbow.engines.sequential import Own, Sequential
@@ -39,6 +41,7 @@ class Synchronous:
         alpha: float,
         momentum: float,
         *,
+        first_learner: int,
         exchange: Exchange | None,
         barrier: Callable[[], object],
     ) -> None:
@@ -52,6 +55,7 @@ class Synchronous:
             num_learners: of all hosts.
             alpha: the pull.
             momentum: of the central model.
+            first_learner: of this host, among those of all hosts.
             exchange: keeps the central model, if this rank runs it.
             barrier: returns when all ranks have called it.
         """
@@ -68,6 +72,8 @@ class Synchronous:
         # views are made once: indexing a tensor takes longer than averaging a small row
         self._pulls = [[_pulls(arena, rank, p, j) for j in mine] for p in (0, 1)]
         self._publishings = [[_publishings(arena, p, j) for j in mine] for p in (0, 1)]
+        self._held = [[_held(arena, p, j) for j in mine] for p in (0, 1)]
+        self.guard = Guard([j + first_learner for j in mine])
         self._slices = [_slices(arena, rank, p) for p in (0, 1)]
         self._answers = [_answers(arena, rank, p) for p in (0, 1)]
         self._letters = [_letters(arena, rank, p) for p in (0, 1)]
@@ -98,7 +104,9 @@ class Synchronous:
     def after_move(self) -> None:
         """Finish the row, and with the rank's last learner the step; take the next one aboard."""
         self.engine.reclaim_buffers()
-        if not self._has_pulled:
+        if not self.guard.passes(self.turn, self._held[1 - self.parity][self.turn]):
+            self._reseed()
+        elif not self._has_pulled:
             for after, before, central in self._pulls[self.parity][self.turn]:
                 pull_last(after, before, central, self._alpha)
         for published, live in self._publishings[self.parity][self.turn]:
@@ -188,6 +196,77 @@ class Synchronous:
         self.engine.forget()
         self._barrier()
 
+    def state_dict(self) -> dict[str, Any]:
+        """The central model at the beginning of a round, and between hosts the one after."""
+        if self._exchange:
+            self.clocks.wait(self.step + 1)
+            return {"central": self._all_central(), **self._exchange.reduce.state_dict(self.parity)}
+        return {"central": self._all_central()}
+
+    def learner_states(self) -> list[dict[str, Any]]:
+        """Each learner's rows, and its slice of the central model a step before."""
+        blocks, rank = self._arena.blocks, self._rank
+        found = []
+        for learner in self._arena.shares[rank]:
+            rows = [
+                b.rows[self.parity, learner] if b.live is None else b.live[learner] for b in blocks
+            ]
+            places = [_place(self._arena, block, rank, learner) for block in blocks]
+            previous = [
+                block.kept[rank][1 - self.parity, place]
+                for block, place in zip(blocks, places, strict=True)
+            ]
+            found.append({"rows": rows, "previous": previous})
+        return found
+
+    def load_state_dict(
+        self, shared: Mapping[str, Any], learners: Sequence[Mapping[str, Any]]
+    ) -> None:
+        """Go on from there, before the first step; all ranks together."""
+        if self._exchange:
+            self.clocks.wait(1)  # it has gone ahead: let it
+        self._barrier()
+        for learner, own in zip(self._arena.shares[self._rank], learners, strict=True):
+            blocks = zip(
+                self._arena.blocks, own["rows"], own["previous"], shared["central"], strict=True
+            )
+            for block, row, previous, central in blocks:
+                self._load_row(block, learner, row)
+                self._load_central(block, learner, central, previous)
+        self._barrier()  # an exchange answers all letters of its host, which are written now
+        if self._exchange:
+            self._exchange.reduce.load_state_dict(shared, 0)
+        self._barrier()
+
+    def _reseed(self) -> None:
+        """Put the learner aboard, which went bad, at the central model, in place of its move."""
+        learner = self._arena.shares[self._rank].start + self.turn
+        for block in self._arena.blocks:
+            row = block.rows[1 - self.parity] if block.live is None else block.live
+            row[learner].copy_(self._central(block))
+        self.engine.forget_one(self.turn)
+
+    def _load_row(self, block: Block, learner: int, row: Tensor) -> None:
+        block.rows[:, learner].copy_(row.expand_as(block.rows[:, learner]))
+        if block.live is not None:
+            block.live[learner].copy_(row)
+        region, letter = block.regions[self._rank], block.letters[learner]
+        letter.left[0].copy_(row[: region.start])
+        letter.right[0].copy_(row[region.stop :])
+
+    def _load_central(self, block: Block, learner: int, central: Tensor, previous: Tensor) -> None:
+        region, letter = block.regions[self._rank], block.letters[learner]
+        place = _place(self._arena, block, self._rank, learner)
+        kept = block.kept[self._rank]
+        kept[0].copy_(central[region])
+        kept[1, place].copy_(previous)
+        letter.left[1].copy_(central[: region.start])
+        letter.right[1].copy_(central[region.stop :])
+
+    def _all_central(self) -> list[Tensor]:
+        self.clocks.wait(self.step)
+        return [self._central(block) for block in self._arena.blocks]
+
     def _central(self, block: Block) -> Tensor:
         """A copy of the central model of this step."""
         answer = block.letters[self._arena.shares[self._rank].start]
@@ -242,15 +321,21 @@ def _publishings(arena: Arena, parity: int, learner: int) -> list[Copy]:
     ]
 
 
+def _held(arena: Arena, parity: int, learner: int) -> list[Tensor]:
+    """The rows that a learner has moved to, if these are of this parity, and its buffers."""
+    rows = [block.rows[parity, learner] for block in arena.parameters]
+    return rows + [block.live[learner] for block in arena.buffers if block.live is not None]
+
+
 def _slices(arena: Arena, rank: int, parity: int) -> list[Slice]:
     """What makes the rank's region, learner by learner, so that ranks don't show in the bits."""
     found = []
     for block in arena.blocks:
-        region, kept = block.regions[rank], block.kept[rank]
+        kept = block.kept[rank]
         for learner in arena.shares[rank]:
             piece = block.layout.slices(arena.shares[-1].stop)[learner]
-            if region.start <= piece.start < piece.stop <= region.stop:
-                place = slice(piece.start - region.start, piece.stop - region.start)
+            place = _place(arena, block, rank, learner)
+            if place.stop > place.start:
                 rows = [
                     block.rows[parity, j, piece]
                     if sender == rank
@@ -260,6 +345,14 @@ def _slices(arena: Arena, rank: int, parity: int) -> list[Slice]:
                 ]
                 found.append((kept[1 - parity, place], kept[parity, place], rows, block.is_pulled))
     return found
+
+
+def _place(arena: Arena, block: Block, rank: int, learner: int) -> slice:
+    """Where a learner's slice of the central model lies in its rank's region: empty if nowhere."""
+    region, piece = block.regions[rank], block.layout.slices(arena.shares[-1].stop)[learner]
+    if not region.start <= piece.start < piece.stop <= region.stop:
+        return NOTHING
+    return slice(piece.start - region.start, piece.stop - region.start)
 
 
 def _answers(arena: Arena, rank: int, parity: int) -> list[Copy]:

@@ -5,7 +5,8 @@ constant learning rate by as much as a decay would give (Polyak and Juditsky, 19
 2018). The half-life is counted in samples, so it means the same for any number of learners.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from torch import Tensor
 
@@ -43,3 +44,12 @@ class MovingAverage:
             return
         for mean, row in zip(self.rows, rows, strict=True):
             mean.lerp_(row, (1 - keep) / self._weight)
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that was seen."""
+        return {"rows": self.rows, "samples": self._samples, "weight": self._weight}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what was seen before."""
+        self.rows = [row.clone() for row in state["rows"]]
+        self._samples, self._weight = state["samples"], state["weight"]

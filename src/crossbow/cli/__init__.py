@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any, NoReturn
 
-from crossbow.cli import bench, data, report, tasks, train
+from crossbow.cli import bench, checkpoint, data, report, tasks, train
 from crossbow.errors import CrossbowError, InputError, check_choice
 
 
@@ -53,6 +53,7 @@ def build_parser() -> Parser:
     )
     train.add_parser(commands)
     tasks.add_parser(commands)
+    checkpoint.add_parser(commands)
     data.add_parser(commands)
     bench.add_parser(commands)
     report.add_parser(commands)

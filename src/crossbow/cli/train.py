@@ -13,6 +13,8 @@ from crossbow.errors import InputError
 if TYPE_CHECKING:
     from crossbow.trainer import Result
 
+RESTARTS = 10
+
 AVERAGINGS = """\
   adaptive   at the mean, with a gain on the common move     gain, lead, lag, restart
   allreduce  one model, moved by the mean gradient           scale, accumulate, restart
@@ -32,6 +34,7 @@ examples:
   crossbow train lenet-fashion --learners 4
   crossbow train lenet-mnist --lr 0.02 --schedule cosine:warmup=1
   crossbow train resnet8-cifar10 --optimizer adamw:weight_decay=0.05,fused=true --lr 0.002
+  crossbow train lenet-fashion --resume runs/lenet-fashion-1
   crossbow train gpt-text --text book.txt --precision bf16 --compile
 """
 
@@ -77,6 +80,14 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         metavar="R",
         help="processes that share the learners, each on a core; default: as many as there are "
         "cores, at most K",
+    )
+    fleet.add_argument(
+        "--restarts",
+        type=int,
+        default=RESTARTS,
+        metavar="N",
+        help="how often ranks are started again when one was killed, to go on where they were; "
+        f"default {RESTARTS}",
     )
     fleet.add_argument(
         "--sync",
@@ -145,6 +156,25 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         default=None,
         help="write trace.json, a timeline of 200 rounds, for Perfetto or chrome://tracing",
     )
+    files.add_argument(
+        "--resume",
+        type=Path,
+        metavar="RUN",
+        help="go on with the run in this directory, from its newest checkpoint",
+    )
+    files.add_argument(
+        "--checkpoint-every",
+        type=float,
+        metavar="SECONDS",
+        dest="checkpoint_every_s",
+        help=f"0 for none; default {DEFAULTS.checkpoint_every_s:g}",
+    )
+    files.add_argument(
+        "--keep",
+        type=int,
+        metavar="N",
+        help=f"newest checkpoints to keep, besides the best; default {DEFAULTS.keep}",
+    )
     files.add_argument("--json", type=Path, metavar="FILE", help="write the result here, too")
     files.add_argument("--quiet", action="store_true", help="print nothing but errors")
     parser.set_defaults(run=run)
@@ -154,14 +184,19 @@ def run(args: argparse.Namespace) -> int:
     """Train, then say what was reached."""
     config = config_from(args)
     check_json_path(args.json)
-    ranks = choose_ranks(config.learners or 1, args.ranks)
+    ranks = choose_ranks(config.learners or _learners_of(config) or 1, args.ranks)
+    if args.restarts < 0:
+        raise InputError(f"--restarts {args.restarts} is not possible: give 0 or more")
     named = (args.task, args.data_dir, args.text, config, args.quiet)
     if ranks == 1:
         result, was_interrupted = train_named(*named)
     else:
         from crossbow.comm.launch import launch
+        from crossbow.comm.shared import refuge
 
-        result, was_interrupted = launch(ranks, train_named, *named)[0]
+        with refuge() as folder:
+            work = (train_named, *named, folder)
+            result, was_interrupted = launch(ranks, *work, restarts=args.restarts)[0]
     if args.json:
         write_json(args.json, asdict(result))
     if not args.quiet:
@@ -180,16 +215,31 @@ def choose_ranks(learners: int, asked: int | None) -> int:
     return asked or min(learners, len(os.sched_getaffinity(0)))
 
 
+def _learners_of(config: Config) -> int | None:
+    """How many learners the run has that goes on, if one does."""
+    if not config.resume:
+        return None
+    from crossbow.checkpoint.folder import find
+
+    checkpoint, _ = find(Path(config.resume))
+    return checkpoint.manifest.learners
+
+
 def train_named(
-    name: str, data_dir: Path | None, text: list[Path] | None, config: Config, quiet: bool
+    name: str,
+    data_dir: Path | None,
+    text: list[Path] | None,
+    config: Config,
+    quiet: bool,
+    refuge: Path | None = None,
 ) -> "tuple[Result, bool]":
-    """In a rank: train; return the result and whether Ctrl-C ended it."""
+    """In a rank: train; return the result and whether a signal ended it."""
     from crossbow.trainer import Interrupted, train
     from crossbow.zoo import tasks
 
     task = tasks.get(name, data_dir=data_dir, text=text or [])
     try:
-        return train(task, config, quiet=quiet), False
+        return train(task, config, quiet=quiet, refuge=refuge), False
     except Interrupted as interrupted:
         return interrupted.result, True
 

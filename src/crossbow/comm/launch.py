@@ -1,6 +1,8 @@
 """Launch: the ranks of one host, by torch's own elastic launcher, called in-process.
 
 What `torchrun` does for a script, `launch` does for a function. Each rank gets a core of its own.
+If one is killed all are started again, as often as they may be. What they have to remember then
+they leave in a refuge, memory that ends with the launcher and not with a rank (comm/shared.py).
 """
 
 import ctypes
@@ -9,6 +11,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -30,12 +33,36 @@ class RankError(CrossbowError):
     """A rank ended without an answer."""
 
 
-def launch(ranks: int, work: Callable[..., Any], *arguments: Any) -> list[Any]:
+def launch(ranks: int, work: Callable[..., Any], *arguments: Any, restarts: int = 0) -> list[Any]:
     """Run work(*arguments) in so many ranks; return what each answers.
 
-    Ctrl-C is passed on to the ranks, which decide what to do about it.
+    Ctrl-C and SIGTERM are passed on to the ranks, which decide what to do about them.
+
+    Args:
+        ranks: processes.
+        work: what each does; an error that it raises ends them all.
+        arguments: of the work.
+        restarts: how often all are started again when one was killed.
     """
-    config = LaunchConfig(
+    for name in ("torch.distributed", "torch.multiprocessing"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)  # we explain failures ourselves
+    with _signals_passed_on() as signals:
+        for left in reversed(range(restarts + 1)):
+            try:
+                answers = elastic_launch(_config(ranks), _rank)(work, arguments)
+                return _checked([answers[rank] for rank in range(ranks)])
+            except ChildFailedError as error:
+                rank, failure = min(error.failures.items(), key=lambda item: item[1].timestamp)
+                how = f"rank {rank} ended with {_describe(failure.exitcode)}"
+                if not left or failure.exitcode >= 0 or signals:
+                    raise RankError(how) from error
+                print(f"crossbow: {how}; all are started again", file=sys.stderr, flush=True)
+    raise AssertionError("unreachable")
+
+
+def _config(ranks: int) -> LaunchConfig:
+    """One attempt; another one is a new launch, which meets at a new place and so never waits."""
+    return LaunchConfig(
         min_nodes=1,
         max_nodes=1,
         nproc_per_node=ranks,
@@ -44,17 +71,8 @@ def launch(ranks: int, work: Callable[..., Any], *arguments: Any) -> list[Any]:
         rdzv_endpoint="127.0.0.1:0",
         max_restarts=0,
         monitor_interval=0.1,
-        signals_to_handle="SIGTERM,SIGHUP,SIGQUIT",  # and not SIGINT, which the ranks handle
+        signals_to_handle="SIGHUP,SIGQUIT",  # and not those that the ranks handle
     )
-    for name in ("torch.distributed", "torch.multiprocessing"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)  # we explain failures ourselves
-    with _interrupts_passed_on():
-        try:
-            answers = elastic_launch(config, _rank)(work, arguments)
-        except ChildFailedError as error:
-            rank, failure = min(error.failures.items(), key=lambda item: item[1].timestamp)
-            raise RankError(f"rank {rank} ended with {_describe(failure.exitcode)}") from error
-    return _checked([answers[rank] for rank in range(ranks)])
 
 
 def die_with_parent() -> None:
@@ -86,35 +104,48 @@ def _rank(work: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
         return work(*arguments)
     except CrossbowError as error:
         return _Failed(error)
+    except Exception as error:  # to be started again wouldn't help
+        if not _follows_from_a_death(error):
+            traceback.print_exc()
+        return _Failed(RankError(f"a rank failed with {type(error).__name__}: {error}"))
+
+
+def _follows_from_a_death(error: Exception) -> bool:
+    """Whether a peer's end is what this rank noticed, as torch says it."""
+    return isinstance(error, RuntimeError) and "onnection" in str(error)
 
 
 def _checked(answers: list[Any]) -> list[Any]:
     """Raise the failure that the others, who lost a peer by it, followed from."""
     failures = [answer.error for answer in answers if isinstance(answer, _Failed)]
     if failures:
-        raise min(failures, key=lambda error: isinstance(error, PeerError))
+        kinds = (RankError, PeerError)  # what others followed from comes last
+        raise min(
+            failures, key=lambda error: isinstance(error, kinds) + isinstance(error, PeerError)
+        )
     return answers
 
 
 @contextmanager
-def _interrupts_passed_on() -> Iterator[None]:
-    """Pass the first Ctrl-C on to the ranks; at the second, end them."""
-    seen = False
+def _signals_passed_on() -> Iterator[list[int]]:
+    """Pass the first Ctrl-C or SIGTERM on to the ranks; at the second, end them."""
+    seen: list[int] = []
 
     def pass_on(number: int, frame: FrameType | None) -> None:
-        nonlocal seen
-        again, seen = seen, True
+        again = bool(seen)
+        seen.append(number)
         for process in multiprocessing.active_children():
             if process.pid is not None:
-                os.kill(process.pid, signal.SIGKILL if again else signal.SIGINT)
+                os.kill(process.pid, signal.SIGKILL if again else number)
         if again:
             raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGINT, pass_on)
+    before = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield
+        yield seen
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _describe(exit_code: int) -> str:

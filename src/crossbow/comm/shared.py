@@ -13,9 +13,11 @@ store followed by a load, which the clocks don't need. docs/design/clocks.md has
 import mmap
 import os
 import select
+import shutil
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -95,8 +97,29 @@ def _remove_stale(folder: Path) -> None:
     """Remove blocks whose maker was killed before it could remove the name."""
     for path in folder.glob(f"{_PREFIX}*"):
         pid = path.name.rpartition("-")[2]
-        if pid.isdecimal() and path.is_file() and not Path("/proc", pid).exists():
-            path.unlink(missing_ok=True)
+        if pid.isdecimal() and not Path("/proc", pid).exists():
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+
+
+@contextmanager
+def refuge() -> Iterator[Path | None]:
+    """A folder in memory for as long as this process lives, whatever becomes of its ranks.
+
+    None where there is no such memory.
+    """
+    if not _FOLDER.is_dir():
+        yield None
+        return
+    _remove_stale(_FOLDER)
+    path = _FOLDER / f"{_PREFIX}refuge-{os.getpid()}"
+    path.mkdir(mode=0o700)
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 class Carver:

@@ -165,6 +165,10 @@ class Sequential:
         self._optimizer.state = self._optimizer_states[self._aboard]
         torch.set_rng_state(self._random_states[self._aboard])
 
+    def forget_one(self, index: int) -> None:
+        """Start the optimizer of one learner anew."""
+        self._optimizer_states[index].clear()
+
     def forget(self) -> None:
         """Start the optimizers of all learners anew."""
         for state in self._optimizer_states:

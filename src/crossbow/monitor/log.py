@@ -5,12 +5,17 @@
     model.safetensors   the final model, plain keys
     result.json         what was reached
 
-The directory belongs to one run: it is refused if it already holds one.
+    checkpoints/        what it takes to go on, see `checkpoint/folder.py`
+
+The directory belongs to one run: it is refused if it already holds one, unless that goes on. Then
+the log says `resume` with the samples read until there: what lines before it tell of later samples
+was undone. `effective_lines` leaves it out.
 """
 
 import json
 import os
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -19,7 +24,7 @@ from typing import Any, Self, TextIO
 
 from torch import Tensor
 
-from crossbow.checkpoint import replace_durably, save_model
+from crossbow.checkpoint.model import replace_durably, save_model
 from crossbow.errors import InputError
 from crossbow.monitor.sinks import Sink
 
@@ -35,15 +40,40 @@ class RunLog:
         self._lines: TextIO = (path / "log.jsonl").open("a", encoding="utf-8")
         self.sinks: list[Sink] = []
         """Hear what the log hears, and are closed with it."""
+        self._is_broken = False
 
     @classmethod
-    def create(cls, path: Path | str | None, name: str, config: Mapping[str, Any]) -> Self:
-        """Make the directory at `path`, or the next free runs/NAME-N."""
+    def create(
+        cls,
+        path: Path | str | None,
+        name: str,
+        config: Mapping[str, Any],
+        claimed: Callable[[Path], None] = lambda path: None,
+    ) -> Self:
+        """Make the directory at `path`, or the next free runs/NAME-N.
+
+        Args:
+            path: wanted.
+            name: of the run.
+            config: the settings.
+            claimed: told of the directory before anything is written to it.
+        """
         wanted = RUNS / name if path is None else Path(path)
         try:
-            return cls(_next_free(wanted) if path is None else _claim(wanted), config)
+            directory = _next_free(wanted) if path is None else _claim(wanted)
+            claimed(directory)
+            return cls(directory, config)
         except OSError as error:
             raise InputError(f"run directory {wanted} can't be made: {error.strerror}") from error
+
+    @classmethod
+    def resume(cls, path: Path, config: Mapping[str, Any]) -> Self:
+        """Go on in the directory of a run that was ended."""
+        try:
+            _end_last_line(path / "log.jsonl")
+            return cls(path, config)
+        except OSError as error:
+            raise InputError(f"run directory {path} can't be used: {error.strerror}") from error
 
     def __enter__(self) -> Self:
         return self
@@ -59,15 +89,24 @@ class RunLog:
         self._lines.close()
 
     def write(self, event: str, **values: Any) -> None:
-        """Append a line; it is on its way to disk when this returns."""
+        """Append a line; it is on its way to disk when this returns.
+
+        Where it can't be written (a full disk, say), training goes on without it.
+        """
         self._append(event, values)
         for sink in list(self.sinks):
             if not self._tell(sink, partial(sink.write, event, values)):
                 self.sinks.remove(sink)
 
     def _append(self, event: str, values: Mapping[str, Any]) -> None:
-        self._lines.write(json.dumps({"event": event, **values}) + "\n")
-        self._lines.flush()
+        try:
+            self._lines.write(json.dumps({"event": event, **values}) + "\n")
+            self._lines.flush()
+        except OSError as error:
+            if not self._is_broken:
+                name = self.path / "log.jsonl"
+                print(f"crossbow: {name} can't be written: {error.strerror}", file=sys.stderr)
+            self._is_broken = True
 
     def _tell(self, sink: Sink, call: Callable[[], None]) -> bool:
         """Whether it worked: training goes on without a sink that fails, and the log says so."""
@@ -91,6 +130,27 @@ class RunLog:
         draft = self.path / f".{name}.{os.getpid()}"
         draft.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
         replace_durably(draft, self.path / name)
+
+
+def effective_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The lines of a log that count: not what was undone when the run was resumed before it."""
+    lines: list[dict[str, Any]] = []
+    for text in path.read_text(encoding="utf-8").splitlines():
+        try:
+            line = json.loads(text)
+        except ValueError:  # a process was killed while it wrote
+            continue
+        if line["event"] == "resume":
+            lines = [one for one in lines if one.get("samples", 0) <= line["samples"]]
+        lines.append(line)
+    return iter(lines)
+
+
+def _end_last_line(path: Path) -> None:
+    """Finish a line whose writer was killed, so that the next one stands by itself."""
+    if path.exists() and (text := path.read_bytes()) and not text.endswith(b"\n"):
+        with path.open("ab") as file:
+            file.write(b"\n")
 
 
 def _claim(path: Path) -> Path:

@@ -5,7 +5,7 @@ losses are read together when a report is due.
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
@@ -81,6 +81,23 @@ class Clock:
     def train_seconds(self) -> float:
         """Of this, the time spent training."""
         return self.seconds() - self._paused
+
+    def state_dict(self) -> dict[str, float]:
+        """Where it stands."""
+        return {
+            "seconds": self.seconds(),
+            "paused": self._paused,
+            "first_samples": self._first_samples,
+            "first_step_seconds": self.first_step_seconds,
+        }
+
+    def load_state_dict(self, state: Mapping[str, float], samples: int) -> None:
+        """Go on from where another process stood after so many samples."""
+        self._start = time.perf_counter() - state["seconds"]
+        self._paused = state["paused"]
+        self._first_samples = int(state["first_samples"])
+        self.first_step_seconds = state["first_step_seconds"]
+        self._lap_seconds, self._lap_samples = self.train_seconds(), samples
 
     def speed(self, samples: int) -> float:
         """Samples a second of training time, the first step left out."""

@@ -19,9 +19,10 @@ here; docs/algorithms/adaptive.md says how much that is.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -237,7 +238,7 @@ class NoiseMeter:
         """All that was seen."""
         return {"pieces": [[p.weight, p.square_weight, *p.sums] for p in self._pieces]}
 
-    def load_state_dict(self, state: dict[str, list[list[float]]]) -> None:
+    def load_state_dict(self, state: Mapping[str, list[list[float]]]) -> None:
         """Go on from what was seen before."""
         for number, (weight, square_weight, *sums) in enumerate(state["pieces"]):
             piece = self._pieces[number]
@@ -271,6 +272,16 @@ class OneLearnersNoise:
             self._pieces.copy(piece, self._pair[place])
             if place == 1:
                 self.meter.add(piece, *sums_of(self._pair))
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that was seen."""
+        return {"step": self._step, "pair": self._pair, **self.meter.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what was seen before."""
+        self._step = state["step"]
+        self._pair.copy_(state["pair"])
+        self.meter.load_state_dict({"pieces": state["pieces"]})
 
 
 def sums_of(gradients: Tensor) -> tuple[float, float]:

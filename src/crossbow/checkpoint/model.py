@@ -1,4 +1,4 @@
-"""Checkpoint: a model on disk, with plain keys, that loads into plain PyTorch."""
+"""Model: the trained model on disk, with plain keys, that loads into plain PyTorch."""
 
 import os
 from collections.abc import Mapping

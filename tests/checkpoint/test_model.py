@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from crossbow.checkpoint import save_model
+from crossbow.checkpoint.model import save_model
 from crossbow.zoo import models
 
 
@@ -81,7 +81,7 @@ def test_a_failing_write_leaves_the_old_file_and_nothing_else(
         path.write_bytes(b"half")
         raise OSError("no space left on device")
 
-    monkeypatch.setattr("crossbow.checkpoint.save_file", fail)
+    monkeypatch.setattr("crossbow.checkpoint.model.save_file", fail)
     with pytest.raises(OSError, match="no space"):
         save_model({"weight": torch.zeros(2)}, tmp_path / "model.safetensors")
     assert [path.name for path in tmp_path.iterdir()] == ["model.safetensors"]
@@ -91,7 +91,7 @@ def test_a_failing_write_leaves_the_old_file_and_nothing_else(
 WRITER = """
 import sys, torch
 from pathlib import Path
-from crossbow.checkpoint import save_model
+from crossbow.checkpoint.model import save_model
 state = {f"layer{i}": torch.ones(1 << 20) for i in range(8)}
 print("ready", flush=True)
 while True:
