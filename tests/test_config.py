@@ -29,6 +29,7 @@ OF_EACH_FIELD = {  # one legal value that is not the default
     "precision": "bf16",
     "channels_last": True,
     "compile": True,
+    "threads": 2,
     "device": "cpu",
     "profile": True,
     "log_to": "tensorboard,wandb",

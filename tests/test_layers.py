@@ -18,7 +18,10 @@ LAYERS = [
     ["engines"],
     ["averaging"],
     ["fleet", "hvd", "learner", "evaluation", "checkpoint", "monitor"],
-    ["zoo.tasks", "resuming", "trainer", "bench"],
+    ["tune"],
+    ["zoo.tasks", "resuming", "trainer", "bench", "tune.cache"],
+    ["tune.rehearsal"],
+    ["tune.plan"],
     ["cli"],
     ["", "__main__"],
 ]

@@ -18,12 +18,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import crossbow as xb
-from crossbow.config import Config
+from crossbow import trainer
+from crossbow.config import Config, resolve
 from crossbow.data.augment import images, tokens
 from crossbow.data.datasets import Arrays
 from crossbow.data.order import sample_indices, sample_keys
 from crossbow.task import TOKEN_LOSS, Metric, Task, token_cross_entropy
 from crossbow.trainer import train
+from crossbow.tune import cache
+from crossbow.tune.learners import Move
 from crossbow.zoo import models, tasks
 
 STEPS, BATCH, SEED = 50, 4, 3
@@ -378,3 +381,54 @@ def wait_for_lines(path: Path, lines: int) -> None:
     while not path.exists() or path.read_text().count("\n") < lines:
         assert time.monotonic() < deadline, f"{path} did not come"
         time.sleep(0.05)
+
+
+class Scripted:
+    """A tuner that wants what it is told, one number after the other."""
+
+    spent_s = 1.5
+
+    def __init__(self, learners: int, choices: list[int], batch_size: int) -> None:
+        self.first, self.wanted, self.most = learners, [3, 1, 2], []
+        assert learners in choices
+
+    def limit(self, most: int) -> None:
+        self.most.append(most)
+
+    def observe(self, seconds: float, samples: int, critical: float | None) -> Move | None:
+        return Move(self.wanted.pop(0), "because") if self.wanted else None
+
+
+def test_learners_come_and_go_as_the_tuner_says(tmp_path, monkeypatch):
+    monkeypatch.setattr(trainer, "Tuner", Scripted)
+    monkeypatch.setattr(trainer, "REPORT_INTERVAL_S", 0.0)
+    settings = xb.Config(batch_size=8, epochs=2, learners="auto", run_dir=tmp_path)
+    result = xb.train(xb.tasks.get("mlp-digits"), settings, quiet=True)
+    lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    moves = [(line["learners"], line["reason"]) for line in lines if line["event"] == "learners"]
+    assert moves == [(3, "because"), (1, "because"), (2, "because")]
+    assert (result.learners, result.learner_changes, result.tuning_seconds) == (2, 3, 1.5)
+    assert result.samples == 2 * 1437
+    assert result.metric > 0.8
+    assert json.loads((tmp_path / "config.json").read_text())["learners"] == "auto"
+
+
+def test_auto_begins_with_the_plans_number_and_else_with_one_a_rank(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    task = xb.tasks.get("mlp-digits")
+
+    def learners(run: str) -> int:
+        settings = xb.Config(epochs=0.1, learners="auto", run_dir=tmp_path / run)
+        return xb.train(task, settings, quiet=True).learners
+
+    assert learners("unplanned") == 1
+    settings = resolve(xb.Config(learners="auto"), task.recipe)
+    cores = len(os.sched_getaffinity(0))
+    place = cache.place_of(task.name, task.build_model(), settings, cores)
+    cache.save(place, {"chosen": {"learners": 6, "ranks": 2}})
+    assert learners("planned") == 3
+
+
+def test_a_given_number_is_left_alone(tmp_path):
+    settings = xb.Config(epochs=0.1, learners=2, run_dir=tmp_path)
+    assert xb.train(xb.tasks.get("mlp-digits"), settings, quiet=True).learner_changes is None

@@ -49,8 +49,8 @@ class Config:
     schedule: str = UNSAID
     """The learning rate over time, in epochs: `multistep:at=82/123,factor=0.1,warmup=5`."""
     label_smoothing: float = UNSAID
-    learners: int = UNSAID
-    """Replicas of the model, over all ranks."""
+    learners: int | Literal["auto"] = UNSAID
+    """Replicas of the model, over all ranks; `auto` finds their number while training."""
     sync: str = UNSAID
     """How learners are averaged, with its options: `adaptive`, `sma:alpha=0.25,momentum=0.9`."""
     compress: str = UNSAID
@@ -71,6 +71,8 @@ class Config:
     precision: Precision = UNSAID
     channels_last: bool = UNSAID
     compile: bool = UNSAID
+    threads: int = UNSAID
+    """Of one learner that trains alone, within an operation; the last bits depend on it."""
     device: str = UNSAID
     """A torch device; `auto` takes the GPU of this rank if there is one."""
     profile: bool = UNSAID
@@ -88,7 +90,9 @@ class Config:
 
     def __post_init__(self) -> None:
         _check_count("batch size", self.batch_size, "samples")
-        _check_count("number of learners", self.learners, "learners")
+        if self.learners != "auto":
+            _check_count("number of learners", self.learners, "learners", "1 or more, or auto")
+        _check_count("number of threads", self.threads, "threads")
         _check_count("evaluation interval", self.eval_every, "samples")
         _check_number("ema", self.ema, 0, math.inf, above=True)
         if self.bn_samples != 0 or isinstance(self.bn_samples, bool):
@@ -116,10 +120,10 @@ class Config:
         return {f.name: _plain(getattr(self, f.name)) for f in fields(self)}
 
 
-def _check_count(name: str, value: int | None, unit: str) -> None:
+def _check_count(name: str, value: Any, unit: str, legal: str = "1 or more") -> None:
     if value is None or (_is_number(value, int) and value >= 1):
         return
-    raise InputError(f"{name} {value} is not possible: give a whole number of {unit}, 1 or more")
+    raise InputError(f"{name} {value} is not possible: give a whole number of {unit}, {legal}")
 
 
 def _check_seed(value: int | None) -> None:
@@ -178,6 +182,7 @@ DEFAULTS = Config(
     precision="float32",
     channels_last=False,
     compile=False,
+    threads=1,
     device="auto",
     profile=False,
     checkpoint_every_s=60.0,

@@ -68,6 +68,11 @@ def _check(task: Task, settings: Config) -> None:
             f"batch size {settings.batch_size} is above the {n} training samples of {task.name}: "
             f"give 1 to {n}"
         )
+    if settings.threads > 1 and settings.learners != 1:
+        raise InputError(
+            f"{settings.threads} threads are not possible with {settings.learners} learners, which "
+            "compute on one each: leave out threads, or train one learner"
+        )
     if not len(task.test):
         raise InputError(f"{task.name} has no samples to evaluate on: give one or more")
     if (

@@ -40,6 +40,9 @@ from crossbow.resuming import Start, find_start, load_model, read_state, remembe
 from crossbow.stats.noise import OneLearnersNoise
 from crossbow.stats.watch import PARTS
 from crossbow.task import Task
+from crossbow.tune.cache import planned_learners
+from crossbow.tune.learners import LADDER, Tuner
+from crossbow.tune.memory import Footprint, footprint
 
 REPORT_INTERVAL_S = 0.5
 RESTART_DROP = 0.6  # a schedule that falls by more from one round to the next has dropped
@@ -80,6 +83,10 @@ class Result:
     samples_per_second: float
     learners: int
     ranks: int
+    learner_changes: int | None
+    """How often the number of learners changed; None if it was given."""
+    tuning_seconds: float
+    """Time at numbers of learners that were tried and not kept."""
     gain: float | None
     """On the learners' common move at the end."""
     critical_batch: float | None
@@ -127,10 +134,11 @@ def train(
     with joined(world), ExitStack() as stack:
         start = find_start(config, task.name, world, refuge)
         settings = resolve(settle(config, start), task.recipe)
-        stack.enter_context(_isolated(settings.seed))
+        stack.enter_context(_isolated(settings.seed, settings.threads))
         learner = world.agree(lambda: Learner(task, settings, world))
         world.agree(lambda: load_model(start, learner.model))
-        fleet = stack.enter_context(_make_fleet(learner, settings, task.name))
+        number = _first_number(task, settings, learner, world, start)
+        fleet = stack.enter_context(make_fleet(learner, settings, task.name, number))
         log = world.agree(lambda: _make_log(task, settings, start, refuge) if is_first else None)
         if log:
             stack.enter_context(log)
@@ -183,9 +191,10 @@ class _Run:
         self.epoch_samples = len(task.train)
         self.total_samples = total_samples(task, settings)
         self.restarts = parse_averaging(settings.sync).restart
-        if fleet.gain is None:
-            learning = [p for p in learner.model.parameters() if p.requires_grad]
-            learner.noise = OneLearnersNoise(learning)
+        self._watch_noise()
+        self.tuner = _make_tuner(task, settings, fleet) if settings.learners == "auto" else None
+        self.learner_changes = 0
+        self.needed: Footprint | None = None
         self.samples = 0
         self.has_traced = False
         self.clock = Clock()
@@ -291,6 +300,8 @@ class _Run:
             self._evaluate()
         elif self.meetings.is_due():
             self._meet()
+            if self.tuner and not self.stopped_by:
+                self._tune(self.tuner)
         if self.restarts and self._has_dropped(before):
             self.fleet.restart()
             self._write("restart", samples=self.samples)
@@ -345,6 +356,38 @@ class _Run:
         if all_losses:
             seen = [said.parts for said in words if said.parts]
             self._report(statistics.fmean(all_losses), seen)
+
+    def _tune(self, tuner: Tuner) -> None:
+        """Change the number of learners if the tuner says so, by the first rank's figures."""
+        world, critical = self.fleet.world, self._noise().get("critical_batch")
+        seen = world.broadcast((self.clock.train_seconds(), self.samples, critical, self._room()))
+        tuner.limit(seen[-1])
+        move = tuner.observe(*seen[:-1])
+        if move:
+            self.fleet.resize(move.learners)
+            self._watch_noise()
+            self.learner_changes += 1
+            self._write("learners", samples=self.samples, seconds=seen[0], **asdict(move))
+
+    def _room(self) -> int:
+        """How many learners there is memory for, those at work included."""
+        learner, world = self.learner, self.fleet.world
+        if self.needed is None:  # an optimizer that has stepped has all its state
+            averaging = self.fleet.averaging
+            self.needed = footprint(
+                learner.model, learner.optimizer, averaging, world.local_size, activations=0
+            )
+        hosts = world.size // world.local_size
+        return self.fleet.learners + hosts * self.needed.more_learners(learner.device)
+
+    def _watch_noise(self) -> None:
+        """Look at one learner's gradients, where the averaging doesn't look at all of them."""
+        learner = self.learner
+        if self.fleet.gain is not None:
+            learner.noise = None
+        elif learner.noise is None:
+            learning = [p for p in learner.model.parameters() if p.requires_grad]
+            learner.noise = OneLearnersNoise(learning)
 
     def _report(self, loss: float, parts: Sequence[Mapping[str, float]]) -> None:
         report = TrainReport(
@@ -544,6 +587,8 @@ class _Run:
             samples_per_second=self.clock.speed(self.samples),
             learners=self.fleet.learners,
             ranks=self.fleet.world.size,
+            learner_changes=self.learner_changes if self.tuner else None,
+            tuning_seconds=self.tuner.spent_s if self.tuner else 0.0,
             gain=noise["gain"],
             critical_batch=noise.get("critical_batch"),
             critical_batch_error=noise.get("critical_batch_error"),
@@ -602,8 +647,8 @@ class _Interrupts:
 
 
 @contextmanager
-def _isolated(seed: int) -> Iterator[None]:
-    """Seed torch and compute on one thread; afterwards both are as they were.
+def _isolated(seed: int, own_threads: int) -> Iterator[None]:
+    """Seed torch and compute on so many threads; afterwards both are as they were.
 
     One thread a learner, because a sum's order, and so its last bits, depends on how many threads
     share it; and because small batches are slower on several.
@@ -611,20 +656,42 @@ def _isolated(seed: int) -> Iterator[None]:
     threads = torch.get_num_threads()
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        torch.set_num_threads(1)
+        torch.set_num_threads(own_threads)
         try:
             yield
         finally:
             torch.set_num_threads(threads)
 
 
-def _make_fleet(learner: Learner, settings: Config, name: str) -> Fleet:
+def _first_number(
+    task: Task, settings: Config, learner: Learner, world: World, start: Start | None
+) -> int:
+    """How many learners to begin with: if that is to be found, what was found, else one a rank."""
+    if settings.learners != "auto":
+        return settings.learners
+    if start and start.checkpoint:
+        return max(start.checkpoint.manifest.learners, world.size)
+    planned = planned_learners(task.name, learner.model, settings, world)
+    most = max(1, len(task.train) // settings.batch_size // world.size)
+    a_rank: int = world.broadcast(min(planned or 1, most))
+    return a_rank * world.size
+
+
+def _make_tuner(task: Task, settings: Config, fleet: Fleet) -> Tuner:
+    """A tuner of numbers that all ranks have an equal share of, and a round of which is read."""
+    numbers = (fleet.world.size * a_rank for a_rank in LADDER)
+    most = len(task.train) // settings.batch_size
+    return Tuner(fleet.learners, [k for k in numbers if k <= most], settings.batch_size)
+
+
+def make_fleet(learner: Learner, settings: Config, name: str, learners: int) -> Fleet:
+    """So many learners of this kind, as the settings say."""
     averaging = parse_averaging(settings.sync)
     return Fleet(
         learner.model,
         learner.optimizer,
         averaging,
-        learners=settings.learners,
+        learners=learners,
         ema=settings.ema,
         compress=settings.compress,
         topology=settings.topology,

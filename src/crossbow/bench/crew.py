@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import signal
 import socket
+import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -26,6 +27,10 @@ from crossbow.errors import CrossbowError
 
 Work = Callable[..., Any]
 """(the rank's memory between calls, arguments...) -> an answer that can be pickled."""
+
+
+class Late(CrossbowError):
+    """A crew didn't answer in time; it is of no use any more."""
 
 
 class Crew:
@@ -75,28 +80,36 @@ class Crew:
     def __len__(self) -> int:
         return len(self._pipes)
 
-    def call(self, work: Work, *arguments: Any) -> list[Any]:
-        """Have every rank run `work`; return their answers in rank order."""
-        return self.call_each(work, [arguments] * len(self))
+    def call(self, work: Work, *arguments: Any, timeout_s: float | None = None) -> list[Any]:
+        """Have every rank run `work`; return their answers in rank order, or raise `Late`."""
+        return self.call_each(work, [arguments] * len(self), timeout_s)
 
-    def call_each(self, work: Work, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+    def call_each(
+        self, work: Work, arguments: Sequence[tuple[Any, ...]], timeout_s: float | None = None
+    ) -> list[Any]:
         """Have every rank run `work` with arguments of its own."""
+        end = None if timeout_s is None else time.monotonic() + timeout_s
         for pipe, own in zip(self._pipes, arguments, strict=True):
             pipe.send((work, own))
-        return [self._answer(rank) for rank in range(len(self))]
+        return [self._answer(rank, end) for rank in range(len(self))]
 
-    def dismiss(self) -> None:
+    def dismiss(self, patience_s: float = 5) -> None:
         """Let the ranks end, or make them."""
         for pipe in self._pipes:
             pipe.close()
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + patience_s
         for process in self._processes:
             process.join(max(0, deadline - time.monotonic()))
+            if process.is_alive():
+                process.terminate()  # which lets it tidy up
+                process.join(2)
             if process.is_alive():
                 process.kill()
                 process.join()
 
-    def _answer(self, rank: int) -> Any:
+    def _answer(self, rank: int, end: float | None) -> Any:
+        if end is not None and not self._pipes[rank].poll(max(0, end - time.monotonic())):
+            raise Late(f"rank {rank} of a contender gave no answer in time")
         try:
             failed, answer = self._pipes[rank].recv()
         except EOFError:
@@ -135,6 +148,7 @@ def _serve(
 ) -> None:
     """Obey until the pipe is closed."""
     die_with_parent()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     os.environ |= {
         "RANK": str(rank),
         "WORLD_SIZE": str(ranks),

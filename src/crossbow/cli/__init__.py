@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any, NoReturn
 
-from crossbow.cli import bench, checkpoint, data, report, tasks, train
+from crossbow.cli import bench, checkpoint, data, plan, report, tasks, train
 from crossbow.errors import CrossbowError, InputError, check_choice
 
 
@@ -52,6 +52,7 @@ def build_parser() -> Parser:
         title="commands", metavar="COMMAND", required=True
     )
     train.add_parser(commands)
+    plan.add_parser(commands)
     tasks.add_parser(commands)
     checkpoint.add_parser(commands)
     data.add_parser(commands)

@@ -70,9 +70,10 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     fleet = parser.add_argument_group("learners")
     fleet.add_argument(
         "--learners",
-        type=int,
+        type=_learners,
         metavar="K",
-        help=f"replicas, each with its own batches; default {DEFAULTS.learners}",
+        help="replicas, each with its own batches; auto finds their number while training, from "
+        f"what `crossbow plan` found if it ran before; default {DEFAULTS.learners}",
     )
     fleet.add_argument(
         "--ranks",
@@ -130,6 +131,9 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     speed.add_argument("--precision", choices=PRECISIONS, help=f"default {DEFAULTS.precision}")
     speed.add_argument("--channels-last", action="store_true", default=None)
     speed.add_argument("--compile", action="store_true", default=None, help="use torch.compile")
+    speed.add_argument(
+        "--threads", type=int, metavar="N", help="of one learner that trains alone; default 1"
+    )
     speed.add_argument("--device", help="a torch device, such as cpu or cuda:1; default auto")
     files = parser.add_argument_group("files and output")
     files.add_argument(
@@ -204,15 +208,22 @@ def run(args: argparse.Namespace) -> int:
     return 130 if was_interrupted else 0
 
 
-def choose_ranks(learners: int, asked: int | None) -> int:
+def _learners(text: str) -> int | str:
+    return text if text == "auto" else int(text)
+
+
+def choose_ranks(learners: int | str, asked: int | None) -> int:
     """Return how many processes share the learners; under a launcher, this is one of its own."""
+    cores = len(os.sched_getaffinity(0))
+    if isinstance(learners, str):  # as many as it takes
+        learners = max(cores, asked or 1)
     if asked is not None and not 1 <= asked <= learners:
         raise InputError(
             f"--ranks {asked} is not possible with {learners} learners: give 1 to {learners}"
         )
     if "WORLD_SIZE" in os.environ:
         return 1
-    return asked or min(learners, len(os.sched_getaffinity(0)))
+    return asked or min(learners, cores)
 
 
 def _learners_of(config: Config) -> int | None:
@@ -260,6 +271,8 @@ def summarize(result: "Result") -> None:
         rows.append(("target", _describe_target(result)))
     if result.critical_batch is not None:
         rows.append(("gradient noise", _describe_noise(result)))
+    if result.learner_changes is not None:
+        rows.append(("tuning", _describe_tuning(result)))
     rows += [
         ("trained", f"{result.epochs:.4g} epochs, ended by {result.stopped_by}"),
         ("time", f"{result.seconds:.1f} s, of these {result.train_seconds:.1f} s training"),
@@ -282,6 +295,13 @@ def _describe_crew(result: "Result") -> str:
     if result.learners == 1:
         return ""
     return f", {result.learners} learners on {result.ranks} rank{'s' * (result.ranks > 1)}"
+
+
+def _describe_tuning(result: "Result") -> str:
+    changes, spent = result.learner_changes, result.tuning_seconds
+    return (
+        f"{result.learners} learners in the end, {changes} changes; {spent:.1f} s spent on trials"
+    )
 
 
 def _describe_target(result: "Result") -> str:

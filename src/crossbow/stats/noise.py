@@ -255,8 +255,8 @@ class OneLearnersNoise:
     EVERY = 8
     """Steps between two looks, of two steps each."""
 
-    def __init__(self, parameters: Sequence[Tensor]) -> None:
-        parameters = list(parameters)
+    def __init__(self, parameters: Sequence[Tensor], every: int = EVERY) -> None:
+        parameters, self._every = list(parameters), every
         self._pieces = Pieces(parameters, 2)
         device = parameters[0].device
         self._pair = torch.zeros(2, self._pieces.width, dtype=torch.float32, device=device)
@@ -265,7 +265,7 @@ class OneLearnersNoise:
 
     def look(self) -> None:
         """Take note of the gradients that are there, if it is time to; call this in each step."""
-        look, place = divmod(self._step, self.EVERY)
+        look, place = divmod(self._step, self._every)
         self._step += 1
         if place < 2:
             piece = look % self._pieces.count

@@ -1,0 +1,1 @@
+"""Tune: how many learners, and how they are run, found by measuring."""
