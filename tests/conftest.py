@@ -9,6 +9,13 @@ import torch
 torch.set_num_threads(1)  # as a learner computes; and tests may share the cores with others
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """What a person may ask for."""
+    parser.addoption(
+        "--screenshots", metavar="FOLDER", help="where to write pictures for the documentation"
+    )
+
+
 @pytest.fixture(autouse=True)
 def nothing_left_behind() -> Iterator[None]:
     """No threads, and torch's own thread count as it was."""

@@ -9,6 +9,7 @@ import pytest
 from tests.browser import Browser, browser, needs_browser
 from tests.monitor.test_record import at, written
 
+import crossbow as xb
 from crossbow.cli import main
 from crossbow.monitor.report import page
 
@@ -125,4 +126,24 @@ def test_the_page_answers_to_keys_and_buttons(tmp_path: Path, window: Browser) -
         before = texts(window, "#chart-loss svg text")
         window.run(f"[...document.querySelectorAll('#chart-loss button')].{FIND}.click()", button)
         assert texts(window, "#chart-loss svg text") != before, button
+    assert window.complaints() == []
+
+
+@needs_browser
+def test_screenshots_for_the_documentation(
+    tmp_path: Path, window: Browser, pytestconfig: pytest.Config
+) -> None:
+    asked = pytestconfig.getoption("--screenshots")
+    if asked is None:
+        pytest.skip("made with --screenshots docs/images")
+    runs = {"one-learner": 1, "four-learners": 4}
+    for name, learners in runs.items():
+        config = xb.Config(learners=learners, epochs=8, eval_every=288, run_dir=tmp_path / name)
+        xb.train(xb.tasks.get("resnet8-digits"), config, quiet=True)
+    out = tmp_path / "page.html"
+    out.write_text(page([tmp_path / name for name in runs]))
+    window.open(out)
+    for scheme in ("light", "dark"):
+        window.prefer(scheme)
+        window.screenshot(Path(asked) / f"report-{scheme}.png", 1280, 1130)
     assert window.complaints() == []
