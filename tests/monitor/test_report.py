@@ -2,6 +2,8 @@
 
 import json
 import math
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,13 +11,12 @@ import pytest
 from tests.browser import Browser, browser, needs_browser
 from tests.monitor.test_record import at, written
 
-import crossbow as xb
 from crossbow.cli import main
 from crossbow.monitor.report import page
 
 CHARTS = (
     *("metric", "loss", "speed", "rate", "learners"),
-    *("gain", "critical", "noise", "distance", "cosine"),
+    *("gain", "critical", "noise", "distance", "cosine", "wire"),
 )
 FIND = "find((button) => button.textContent === arguments[0])"
 LENGTHS = "return [...document.querySelectorAll(arguments[0])].map((e) => e.getTotalLength())"
@@ -38,6 +39,7 @@ def made_up(folder: Path, learners: int, lr: float = 0.1) -> Path:
         if i % 4 == 0:
             apart = {"relative_distance": 0.1 / i, "cosine": 0.5 - i / 100}
             lines.append(at(samples, "divergence", **apart, learner_metric=0.9 - 0.8 / i))
+            lines.append(at(samples, "wire", sent_bytes=1e5 * i, whole_bytes=4e5 * i))
             scores = {"metric": 0.95 - 0.8 / i, "metric_name": "accuracy", "loss": 2 / i + 0.3}
             lines.append(at(samples, "eval", **scores, seconds=seconds, epoch=i / 10))
         if i == 20:
@@ -138,8 +140,9 @@ def test_screenshots_for_the_documentation(
         pytest.skip("made with --screenshots docs/images")
     runs = {"one-learner": 1, "four-learners": 4}
     for name, learners in runs.items():
-        config = xb.Config(learners=learners, epochs=8, eval_every=288, run_dir=tmp_path / name)
-        xb.train(xb.tasks.get("resnet8-digits"), config, quiet=True)
+        words = ["--learners", str(learners), "--epochs", "8", "--eval-every", "288", "--quiet"]
+        command = [sys.executable, "-m", "crossbow", "train", "resnet8-digits", *words]
+        subprocess.run([*command, "--run-dir", str(tmp_path / name)], check=True)
     out = tmp_path / "page.html"
     out.write_text(page([tmp_path / name for name in runs]))
     window.open(out)

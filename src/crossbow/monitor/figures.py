@@ -15,7 +15,7 @@ from crossbow.stats.watch import PARTS
 MOST_POINTS = 2000
 """Of a line: more than a screen has columns."""
 
-DRAWN = frozenset({"start", "train", "eval", "divergence", "end"})
+DRAWN = frozenset({"start", "train", "eval", "divergence", "wire", "end"})
 """Events that charts and cards show; the others are told in words."""
 
 Point = tuple[float, float, float, float | None]
@@ -257,6 +257,18 @@ def _charts(records: Sequence[Record]) -> list[Chart]:
             "Agreement of learners",
             "Cosine of their last moves, averaged over pairs: 1 if all go the same way.",
             lines=_lines(records, ("divergence", "cosine", "cosine", "solid")),
+        ),
+        Chart(
+            "wire",
+            "Bytes sent to other hosts",
+            "By the first host; and what it would have sent without compression.",
+            unit="count",
+            has_zero=True,
+            lines=_lines(
+                records,
+                ("wire", "sent_bytes", "sent", "solid"),
+                ("wire", "whole_bytes", "without compression", "dashed"),
+            ),
         ),
     ]
 

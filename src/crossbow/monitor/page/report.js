@@ -81,7 +81,8 @@ function short(value) {
 
 function tickText(value, unit, step) {
   if (unit !== "share") return short(value);
-  return `${(100 * value).toFixed(step < 0.01 ? 1 : 0)} %`;
+  const isWhole = Math.abs(100 * step - Math.round(100 * step)) < 1e-9;
+  return `${(100 * value).toFixed(isWhole ? 0 : step < 0.001 ? 2 : 1)} %`;
 }
 
 function steps(low, high, wanted, sizes = [1, 2, 2.5, 5, 10]) {
@@ -126,6 +127,9 @@ function nameOf(line, chart) {
 function verticalRange(lines, chart, isLog, from) {
   const levels = from ? [] : visible(chart.levels).map((level) => level.value);
   const values = [...lines.flatMap((line) => line.points.filter((_, i) => line.x[i] >= from).map((point) => point[2])), ...levels];
+  const most = values.reduce((a, b) => Math.max(a, b), 0);
+  const errors = lines.flatMap((line) => line.points.filter((point) => point[3] !== null));
+  values.push(...errors.map((point) => Math.min(point[2] + point[3], 1.5 * most)));  // bands may go far
   const usable = isLog ? values.filter((value) => value > 0) : values;
   if (!usable.length) return [isLog ? 0.1 : 0, 1];
   let low = usable.reduce((a, b) => Math.min(a, b)), high = usable.reduce((a, b) => Math.max(a, b));
