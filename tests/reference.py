@@ -218,3 +218,190 @@ def vector_to_parameters_gradients(vector: Tensor, parameters: Sequence[nn.Param
     pieces = vector.split([p.numel() for p in parameters])
     for parameter, piece in zip(parameters, pieces, strict=True):
         parameter.grad = piece.view_as(parameter).clone()
+
+
+Rate = Callable[[int], float]
+"""Of the learning, in a round."""
+
+
+def elastic(
+    model: nn.Module,
+    make_optimizer: Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer],
+    loss: Callable[[nn.Module, int, int], Tensor],
+    k: int,
+    rounds: int,
+    alpha: float,
+    period: int,
+) -> tuple[list[Tensor], Tensor]:
+    """Zhang et al., Deep learning with Elastic Averaging SGD, 2015, algorithms 1 and 2, in step.
+
+    Every `period` rounds x_i <- x_i - alpha * (x_i - z) and z <- z + alpha * sum_i (x_i - z), and
+    the gradient of that round is that of x_i before. With Nesterov's momentum x_i is torch's
+    variable, the look-ahead. Returns the x_i and z.
+    """
+    replicas = [copy.deepcopy(model) for _ in range(k)]
+    optimizers = [make_optimizer(list(replica.parameters())) for replica in replicas]
+    z = parameters_to_vector(model.parameters()).detach().clone()
+    for t in range(rounds):
+        differences = []
+        for i, (replica, optimizer) in enumerate(zip(replicas, optimizers, strict=True)):
+            x = parameters_to_vector(replica.parameters()).detach().clone()
+            optimizer.zero_grad()
+            loss(replica, i, t).backward()
+            optimizer.step()
+            if t % period == 0:
+                moved = parameters_to_vector(replica.parameters()).detach()
+                vector_to_parameters(moved - alpha * (x - z), replica.parameters())
+                differences.append(x - z)
+        if differences:
+            z = z + alpha * sum(differences)
+    return [parameters_to_vector(r.parameters()).detach() for r in replicas], z
+
+
+def local_sgd(
+    model: nn.Module,
+    make_optimizer: Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer],
+    loss: Callable[[nn.Module, int, int], Tensor],
+    k: int,
+    rounds: int,
+    meets: Callable[[int], bool],
+    outer: Callable[[Tensor, Tensor, float], Tensor],
+    rate: Rate,
+    *,
+    resets: bool = False,
+) -> Tensor:
+    """Stich, 2019, algorithm 1: learners that all become one model after the rounds that meet.
+
+    `outer(z, mean, rate)` is the next model. Returns the last one.
+    """
+    z = parameters_to_vector(model.parameters()).detach().clone()
+    replicas = [copy.deepcopy(model) for _ in range(k)]
+    optimizers = [make_optimizer(list(replica.parameters())) for replica in replicas]
+    for t in range(rounds):
+        for i, (replica, optimizer) in enumerate(zip(replicas, optimizers, strict=True)):
+            optimizer.param_groups[0]["lr"] = rate(t)
+            optimizer.zero_grad()
+            loss(replica, i, t).backward()
+            optimizer.step()
+        if meets(t):
+            mean = sum(parameters_to_vector(r.parameters()).detach() for r in replicas) / k
+            z = outer(z, mean, rate(t))
+            for replica, optimizer in zip(replicas, optimizers, strict=True):
+                vector_to_parameters(z.clone(), replica.parameters())
+                if resets:
+                    optimizer.state.clear()
+    return z
+
+
+class SlowMo:
+    """Wang et al., SlowMo, 2020, algorithm 1, lines 7 and 8: the slow momentum u."""
+
+    def __init__(self, alpha: float, beta: float) -> None:
+        self.alpha, self.beta, self.u = alpha, beta, 0.0
+
+    def __call__(self, z: Tensor, mean: Tensor, rate: float) -> Tensor:
+        self.u = self.beta * self.u + (z - mean) / rate
+        return z - self.alpha * rate * self.u
+
+
+class DiLoCo:
+    """Douillard et al., DiLoCo, 2023, algorithm 1, with torch's Nesterov as the outer optimizer."""
+
+    def __init__(self, lr: float, momentum: float) -> None:
+        self.lr, self.momentum = lr, momentum
+        self.z, self.optimizer = None, None
+
+    def __call__(self, z: Tensor, mean: Tensor, rate: float) -> Tensor:
+        if self.optimizer is None:
+            self.z = nn.Parameter(z.clone())
+            nesterov = self.momentum > 0
+            self.optimizer = torch.optim.SGD(
+                [self.z], lr=self.lr, momentum=self.momentum, nesterov=nesterov
+            )
+        self.z.grad = self.z.detach() - mean
+        self.optimizer.step()
+        return self.z.detach().clone()
+
+
+def asgd(
+    model: nn.Module,
+    make_optimizer: Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer],
+    loss: Callable[[nn.Module, int, int], Tensor],
+    k: int,
+    events: Sequence[int],
+    *,
+    aware: bool = False,
+) -> tuple[Tensor, list[int]]:
+    """A parameter server and the order in which its clients' steps arrive.
+
+    With `aware` a step counts by one over its staleness, Zhang et al., 2016. Returns the server's
+    model, and how stale each step was.
+    """
+    z = parameters_to_vector(model.parameters()).detach().clone()
+    replicas = [copy.deepcopy(model) for _ in range(k)]
+    optimizers = [make_optimizer(list(replica.parameters())) for replica in replicas]
+    seen, counts, stale = [0] * k, [0] * k, []
+    for t, j in enumerate(events):
+        w = parameters_to_vector(replicas[j].parameters()).detach().clone()
+        optimizers[j].zero_grad()
+        loss(replicas[j], j, counts[j]).backward()
+        optimizers[j].step()
+        moved = parameters_to_vector(replicas[j].parameters()).detach() - w
+        stale.append(t - seen[j])
+        z = z + (moved / max(stale[-1], 1) if aware else moved)
+        vector_to_parameters(z.clone(), replicas[j].parameters())
+        seen[j], counts[j] = t + 1, counts[j] + 1
+    return z, stale
+
+
+def aeasgd(
+    model: nn.Module,
+    make_optimizer: Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer],
+    loss: Callable[[nn.Module, int, int], Tensor],
+    k: int,
+    events: Sequence[int],
+    alpha: float,
+    period: int,
+) -> Tensor:
+    """Zhang et al., 2015, algorithm 1, given the order in which workers step. Returns z."""
+    z = parameters_to_vector(model.parameters()).detach().clone()
+    replicas = [copy.deepcopy(model) for _ in range(k)]
+    optimizers = [make_optimizer(list(replica.parameters())) for replica in replicas]
+    counts = [0] * k
+    for j in events:
+        x = parameters_to_vector(replicas[j].parameters()).detach().clone()
+        optimizers[j].zero_grad()
+        loss(replicas[j], j, counts[j]).backward()
+        optimizers[j].step()
+        if counts[j] % period == 0:
+            moved = parameters_to_vector(replicas[j].parameters()).detach()
+            vector_to_parameters(moved - alpha * (x - z), replicas[j].parameters())
+            z = z + alpha * (x - z)
+        counts[j] += 1
+    return z
+
+
+def pipelined(
+    model: nn.Module,
+    make_optimizer: Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer],
+    loss: Callable[[nn.Module, int, int], Tensor],
+    k: int,
+    steps: int,
+    lag: int,
+) -> Tensor:
+    """Li et al., Pipe-SGD, 2018, algorithm 1: step t moves by the gradients of step t - lag."""
+    model = copy.deepcopy(model)
+    parameters = list(model.parameters())
+    optimizer = make_optimizer(parameters)
+    queue: list[Tensor] = []
+    for t in range(steps + lag):
+        if t < steps:
+            gradients = [
+                parameters_to_vector(torch.autograd.grad(loss(model, j, t), parameters))
+                for j in range(k)
+            ]
+            queue.append(sum(gradients) / k)
+        if t >= lag:
+            vector_to_parameters_gradients(queue[t - lag], parameters)
+            optimizer.step()
+    return parameters_to_vector(parameters).detach()

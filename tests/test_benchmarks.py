@@ -54,10 +54,35 @@ def test_loop_overhead_measures_both_loops_in_every_round(tmp_path: Path) -> Non
         ("links.py", "--steps", "0"),
         ("wires.py", "--samples", "0"),
         ("memory.py", "--models", "none"),
+        ("allreduce.py", "--rounds", "0"),
+        ("methods.py", "--json", "none", "--seeds", "0"),
     ],
 )
 def test_a_size_that_can_not_be_measured_is_refused(args: tuple[str, ...]) -> None:
     assert run(*args).returncode == 2
+
+
+@pytest.mark.slow
+def test_allreduce_is_compared_with_both_settings_of_ddp(tmp_path: Path) -> None:
+    size = ("--models", "mlp", "--rounds", "1", "--seconds", "0.01")
+    done = run("allreduce.py", *size, "--json", f"{tmp_path}/out")
+    assert done.returncode in (0, 1), done.stderr
+    (line,) = json.loads((tmp_path / "out").read_text())["rows"]
+    ratios = line["ratio_to"]["allreduce"]
+    assert line["holds"] == (min(ratios["ddp"], ratios["ddp tuned"]) >= 1.2)
+
+
+@pytest.mark.slow
+def test_methods_runs_what_is_missing_and_draws_it(tmp_path: Path) -> None:
+    size = ("--tasks", "lenet", "--epochs", "0.005", "--seeds", "1", "--json", f"{tmp_path}/out")
+    done = run("methods.py", *size, "--methods", "alone", "diloco")
+    assert done.returncode == 0, done.stderr
+    more = run("methods.py", *size, "--methods", "diloco", "asgd", "--plot", f"{tmp_path}/plot")
+    assert more.stdout.count("\n") == 1, more.stderr
+    runs = json.loads((tmp_path / "out").read_text())["runs"]
+    assert [key.split()[1] for key in runs] == ["alone", "diloco", "asgd"]
+    assert all(found["looks"] and not found["error"] for found in runs.values()), runs
+    assert (tmp_path / "plot").read_text().count("<polyline") == 6
 
 
 @pytest.mark.slow

@@ -6,7 +6,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from crossbow.averaging.family import Averaging as Averaging
     from crossbow.averaging.family import adaptive as adaptive
+    from crossbow.averaging.family import aeasgd as aeasgd
     from crossbow.averaging.family import allreduce as allreduce
+    from crossbow.averaging.family import asgd as asgd
+    from crossbow.averaging.family import diloco as diloco
+    from crossbow.averaging.family import eamsgd as eamsgd
+    from crossbow.averaging.family import easgd as easgd
+    from crossbow.averaging.family import hogwild as hogwild
+    from crossbow.averaging.family import local_sgd as local_sgd
+    from crossbow.averaging.family import pipelined as pipelined
+    from crossbow.averaging.family import post_local_sgd as post_local_sgd
+    from crossbow.averaging.family import slowmo as slowmo
     from crossbow.averaging.family import sma as sma
     from crossbow.config import Config as Config
     from crossbow.errors import CrossbowError as CrossbowError
@@ -36,6 +46,16 @@ _HOMES = {
     "evaluate": "crossbow.evaluation",
     "adaptive": "crossbow.averaging.family",
     "allreduce": "crossbow.averaging.family",
+    "diloco": "crossbow.averaging.family",
+    "eamsgd": "crossbow.averaging.family",
+    "easgd": "crossbow.averaging.family",
+    "local_sgd": "crossbow.averaging.family",
+    "post_local_sgd": "crossbow.averaging.family",
+    "slowmo": "crossbow.averaging.family",
+    "aeasgd": "crossbow.averaging.family",
+    "asgd": "crossbow.averaging.family",
+    "hogwild": "crossbow.averaging.family",
+    "pipelined": "crossbow.averaging.family",
     "sma": "crossbow.averaging.family",
     "tasks": "crossbow.zoo.tasks",
     "train": "crossbow.trainer",

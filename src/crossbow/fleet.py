@@ -29,6 +29,7 @@ from crossbow.averaging.adaptive import Centered
 from crossbow.averaging.adoption import Together, adopt, process
 from crossbow.averaging.allreduce import AllReduce
 from crossbow.averaging.alone import Alone
+from crossbow.averaging.asynchronous import Asynchronous
 from crossbow.averaging.family import Averaging, Pulled, adaptive
 from crossbow.averaging.gain import Gain
 from crossbow.averaging.guard import Guard
@@ -219,6 +220,7 @@ class Fleet:
                 if stretch:
                     self.reading = stretch
                     yield next(batches)
+        self._average.settle()
         self.samples = stop
 
     @contextmanager
@@ -264,6 +266,13 @@ class Fleet:
         if isinstance(self._average, AllReduce):
             return self._average.gain
         return self._average.terms.gain if isinstance(self._average, Centered) else None
+
+    def take_staleness(self) -> float | None:
+        """How stale this rank's steps were since this was last asked, where they may be stale."""
+        if not isinstance(self._average, Asynchronous):
+            return None
+        found = self._average.take_staleness()
+        return sum(found) / len(found) if found else None
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return a copy of the central model, with the keys of the model itself."""
@@ -367,6 +376,7 @@ class Fleet:
             self.averaging.pull(learners)  # which may be unstable
         if learners == self.learners:
             return
+        self._average.settle()
         before, first = self._average, self.mine.start
         owns = {first + index: own for index, own in enumerate(before.owns())}
         owns = reassign(owns, self.optimizer, shares, self.world)

@@ -399,6 +399,7 @@ class _Run:
             seconds=self.clock.seconds(),
             **self._noise(),
             **{f"{part}_s": statistics.fmean(p[part] for p in parts) for part in PARTS if parts},
+            staleness=self.fleet.take_staleness(),
         )
         self._write("train", **report._asdict())
         self.display.trained(report)

@@ -185,6 +185,9 @@ class Centered:
     def round_begins(self) -> None:
         """Followers hear of the mean when it is known."""
 
+    def settle(self) -> None:
+        """All that was learned is averaged in its step, or the next one."""
+
     def learners(self) -> list[tuple[list[Tensor], list[Tensor]]]:
         """Where each learner of this rank stands, and where it stood a step before."""
         now, before = self.step % 2, (self.step + 1) % 2

@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -16,14 +16,26 @@ from torch.utils.hooks import RemovableHandle
 from crossbow.arena import Arena, Layout, adoptable_buffers, adoptable_parameters, plan
 from crossbow.averaging.adaptive import Centered, Terms
 from crossbow.averaging.allreduce import AllReduce, number_of_words
-from crossbow.averaging.family import Adaptive, Averaging, Pulled, Reduced
+from crossbow.averaging.asynchronous import Asynchronous, Store
+from crossbow.averaging.family import (
+    Adaptive,
+    Averaging,
+    Periods,
+    Pulled,
+    Queued,
+    Reduced,
+    Unordered,
+)
 from crossbow.averaging.gain import Gain
 from crossbow.averaging.gathering import BetweenHosts, Letters, MeanOfHosts, WithinHost
 from crossbow.averaging.hosts import CentralOfHosts, Exchange, Reduction
 from crossbow.averaging.meeting import BetweenHosts as MeetsOthers
-from crossbow.averaging.meeting import Meeting, MeetingOfHosts, Papers
+from crossbow.averaging.meeting import Meeting, MeetingOfHosts, Papers, regions_of
 from crossbow.averaging.meeting import WithinHost as MeetsHere
+from crossbow.averaging.periodic import Outer, Periodic
+from crossbow.averaging.pipeline import Pipeline, Sheets
 from crossbow.averaging.synchronous import Synchronous
+from crossbow.comm.lock import Lock
 from crossbow.comm.shared import Carver, Clocks, Peer, map_block
 from crossbow.comm.wire import Route, Traffic, Wire
 from crossbow.comm.world import World, join
@@ -47,7 +59,7 @@ _BLIND_OPTIMIZERS = (
 """Without weight decay, their move doesn't depend on the weights that it is added to."""
 
 
-Together = Synchronous | Centered | AllReduce
+Together = Synchronous | Centered | AllReduce | Periodic | Asynchronous
 
 
 def adopt(
@@ -80,10 +92,15 @@ def adopt(
     # a GPU's rows lie in its own memory: to the averaging, each is a host
     house = world if device.type == "cpu" else replace(world, local_rank=0, local_size=1)
     layouts = plan(parameters), plan(buffers)
-    plans = {Pulled: _PulledPlan, Adaptive: _AdaptivePlan, Reduced: _ReducedPlan}
-    kind: _PulledPlan | _AdaptivePlan | _ReducedPlan = plans[type(averaging)](
-        averaging, optimizer, layouts, world, house, shares, route
-    )
+    plans = {
+        Pulled: _PulledPlan,
+        Adaptive: _AdaptivePlan,
+        Reduced: _ReducedPlan,
+        Periods: _PeriodicPlan,
+        Unordered: _UnorderedPlan,
+        Queued: _QueuedPlan,
+    }
+    kind: _Plan = plans[type(averaging)](averaging, optimizer, layouts, world, house, shares, route)
     with ExitStack() as stack:
         stack.enter_context(process.held(world, device))
         world.share([*model.parameters(), *model.buffers()])
@@ -107,10 +124,27 @@ def adopt(
             _in_order(world, house, clock_block, device, route, connect)
         )
         clocks.on_wait = watch.waited
-        average = kind.start(engine, clocks, exchange)
+        average = kind.start(engine, clocks, exchange, stack)
         for handle in _hook(optimizer, average, watch):
             stack.callback(handle.remove)
         return average, stack.pop_all()
+
+
+class _Plan(Protocol):
+    """What an averaging needs, and how it begins."""
+
+    arena: Arena
+
+    def lay_out(self, carver: Carver) -> None:
+        """Lay out its memory; called twice, the first time to count."""
+
+    def reduction(self, wire: Wire) -> Reduction:
+        """What the first rank of a host does between hosts."""
+
+    def start(
+        self, engine: Sequential, clocks: Clocks, exchange: Exchange | None, stack: ExitStack
+    ) -> Together:
+        """Begin; what is on the stack is undone at the end."""
 
 
 class _PulledPlan:
@@ -127,7 +161,12 @@ class _PulledPlan:
         route: Route,
     ) -> None:
         self._k, self._momentum = shares[-1].stop, averaging.momentum
-        self._alpha = averaging.pull(self._k)
+        self._alpha, self._period = averaging.pull(self._k), averaging.period
+        if averaging.wants_momentum and not momentum_of(optimizer):
+            raise InputError(
+                "eamsgd averages learners with momentum of their own: give the optimizer some, "
+                "such as sgd:momentum=0.9,nesterov=true, or use easgd"
+            )
         self._layouts, self._world, self._house = layouts, world, house
         self._shares = _rows_of(house, shares)
         self._first_learner = shares[house.first_local].start
@@ -140,7 +179,9 @@ class _PulledPlan:
     def reduction(self, wire: Wire) -> Reduction:
         return CentralOfHosts(self.arena, wire, self._k, self._alpha, self._momentum)
 
-    def start(self, engine: Sequential, clocks: Clocks, exchange: Exchange | None) -> Together:
+    def start(
+        self, engine: Sequential, clocks: Clocks, exchange: Exchange | None, stack: ExitStack
+    ) -> Together:
         return Synchronous(
             self.arena,
             engine,
@@ -149,6 +190,7 @@ class _PulledPlan:
             self._k,
             self._alpha,
             self._momentum,
+            self._period,
             first_learner=self._first_learner,
             exchange=exchange,
             barrier=lambda: self._world.gather(None),
@@ -194,7 +236,9 @@ class _AdaptivePlan:
         self._reduction = MeanOfHosts(self._letters, wire, self._k)
         return self._reduction
 
-    def start(self, engine: Sequential, clocks: Clocks, exchange: Exchange | None) -> Together:
+    def start(
+        self, engine: Sequential, clocks: Clocks, exchange: Exchange | None, stack: ExitStack
+    ) -> Together:
         gather = BetweenHosts if self._house.spans_hosts else WithinHost
         average = Centered(
             self._letters,
@@ -211,6 +255,172 @@ class _AdaptivePlan:
         if exchange and not self._terms.lag:
             self._reduction.centers = average.centers
         return average
+
+
+class _PeriodicPlan:
+    """What learners that meet once a period need."""
+
+    def __init__(
+        self,
+        averaging: Periods,
+        optimizer: Optimizer,
+        layouts: tuple[list[Layout], list[Layout]],
+        world: World,
+        house: World,
+        shares: Sequence[range],
+        route: Route,
+    ) -> None:
+        self._k, self._averaging, self._optimizer = shares[-1].stop, averaging, optimizer
+        self._layouts, self._world, self._house = layouts, world, house
+        self._shares = _rows_of(house, shares)
+        self._first_learner = shares[house.first_local].start
+
+    def lay_out(self, carver: Carver) -> None:
+        self.arena = Arena(
+            *self._layouts, self._shares, carver, ranks_keep=False, copies=1, papers=1
+        )
+        words = 2  # weight and learning rate
+        spans_hosts = self._house.spans_hosts
+        self._papers = Papers(self.arena, carver, words, (1, 0), spans_hosts=spans_hosts)
+
+    def reduction(self, wire: Wire) -> Reduction:
+        rows = [block.rows[0, 0] for block in self.arena.parameters]
+        self._outer = Outer(self._averaging, rows)
+        return MeetingOfHosts(self._papers, wire, self._k, self._outer, centers=rows)
+
+    def start(
+        self, engine: Sequential, clocks: Clocks, exchange: Exchange | None, stack: ExitStack
+    ) -> Together:
+        rank = self._house.local_rank
+        mine = self._shares[rank]
+        meeting: Meeting
+        if self._house.spans_hosts:
+            outer = self._outer if exchange else None
+            meeting = MeetsOthers(self._papers, clocks)
+        else:
+            blocks, regions = self.arena.parameters, regions_of(self.arena, rank)
+            outer = Outer(
+                self._averaging,
+                [b.rows[0, mine.start, r] for b, r in zip(blocks, regions, strict=True)],
+            )
+            meeting = MeetsHere(self._papers, clocks, rank, outer)
+        return Periodic(
+            self._papers,
+            engine,
+            self._optimizer,
+            meeting,
+            mine,
+            self._first_learner,
+            self._averaging,
+            outer,
+            spans_hosts=self._house.spans_hosts,
+            barrier=lambda: self._world.gather(None),
+        )
+
+
+class _UnorderedPlan:
+    """What learners that don't wait for each other need."""
+
+    def __init__(
+        self,
+        averaging: Unordered,
+        optimizer: Optimizer,
+        layouts: tuple[list[Layout], list[Layout]],
+        world: World,
+        house: World,
+        shares: Sequence[range],
+        route: Route,
+    ) -> None:
+        _check_one_host(averaging.name, house)
+        self._averaging, self._layouts, self._world, self._house = averaging, layouts, world, house
+        self._shares, k = shares, shares[-1].stop
+        self._alpha = 1 / k if averaging.alpha is None else averaging.alpha
+
+    def lay_out(self, carver: Carver) -> None:
+        shares_row, k = self._averaging.shares_row, self._shares[-1].stop
+        self.arena = Arena(
+            *self._layouts,
+            self._shares,
+            carver,
+            ranks_keep=False,
+            copies=1,
+            papers=0,
+            places=[0] * k if shares_row else None,
+        )
+        self._store = Store(self.arena, carver, is_row=shares_row)
+
+    def reduction(self, wire: Wire) -> Reduction:
+        raise AssertionError("there is one host")
+
+    def start(
+        self, engine: Sequential, clocks: Clocks, exchange: Exchange | None, stack: ExitStack
+    ) -> Together:
+        rank = self._house.local_rank
+        if rank == 0:
+            self._store.fill([block.rows[0, 0] for block in self.arena.parameters])
+        lock = stack.enter_context(
+            closing(Lock(self._world))
+        )  # no rank goes on before it is filled
+        return Asynchronous(
+            self.arena,
+            engine,
+            self._shares[rank],
+            self._store,
+            lock,
+            clocks,
+            self._averaging,
+            self._alpha,
+            barrier=lambda: self._world.gather(None),
+        )
+
+
+def _check_one_host(name: str, house: World) -> None:
+    if house.spans_hosts:
+        raise InputError(
+            f"{name} works within one host and on CPUs, where ranks share memory: "
+            "run it on one, or choose sma, adaptive, allreduce, local_sgd or diloco"
+        )
+
+
+class _QueuedPlan:
+    """What learners that are one model, moved by gradients of before, need."""
+
+    def __init__(
+        self,
+        averaging: Queued,
+        optimizer: Optimizer,
+        layouts: tuple[list[Layout], list[Layout]],
+        world: World,
+        house: World,
+        shares: Sequence[range],
+        route: Route,
+    ) -> None:
+        _check_one_host("pipelined", house)
+        self._house = house
+        self._reduced = _ReducedPlan(
+            Reduced(None, 1), optimizer, layouts, world, house, shares, route
+        )
+        self._lag = averaging.lag
+
+    def lay_out(self, carver: Carver) -> None:
+        self._reduced.lay_out(carver)
+        self.arena = self._reduced.arena
+        self._sheets = Sheets(self._reduced.papers, self._lag, carver)
+
+    def reduction(self, wire: Wire) -> Reduction:
+        raise AssertionError("there is one host")
+
+    def start(
+        self, engine: Sequential, clocks: Clocks, exchange: Exchange | None, stack: ExitStack
+    ) -> Together:
+        if self._house.local_rank == 0:
+            self._sheets.fill(self._reduced.papers)
+        self._reduced.wait_for_all()
+        return self._reduced.begin(
+            engine,
+            lambda papers, rank: Pipeline(papers, self._sheets, clocks, rank),
+            lag=self._lag,
+        )
 
 
 class _ReducedPlan:
@@ -251,7 +461,7 @@ class _ReducedPlan:
             places=places,
         )
         width = self._pieces.width if self._gain else 0
-        self._papers = Papers(
+        self.papers = Papers(
             self.arena,
             carver,
             number_of_words(self._learning, self._optimizer),
@@ -260,26 +470,39 @@ class _ReducedPlan:
         )
 
     def reduction(self, wire: Wire) -> Reduction:
-        return MeetingOfHosts(self._papers, wire, self._k, None)
+        return MeetingOfHosts(self.papers, wire, self._k, None)
 
-    def start(self, engine: Sequential, clocks: Clocks, exchange: Exchange | None) -> Together:
+    def start(
+        self, engine: Sequential, clocks: Clocks, exchange: Exchange | None, stack: ExitStack
+    ) -> Together:
+        def meet(papers: Papers, rank: int) -> Meeting:
+            if self._house.spans_hosts:
+                return MeetsOthers(papers, clocks)
+            return MeetsHere(papers, clocks, rank, None)
+
+        return self.begin(engine, meet)
+
+    def wait_for_all(self) -> None:
+        """Return when all ranks have called it."""
+        self._world.gather(None)
+
+    def begin(
+        self, engine: Sequential, meet: Callable[[Papers, int], Meeting], lag: int = 0
+    ) -> Together:
+        """Let the learners meet in this way."""
         rank = self._house.local_rank
-        meeting: Meeting = (
-            MeetsOthers(self._papers, clocks)
-            if self._house.spans_hosts
-            else MeetsHere(self._papers, clocks, rank, None)
-        )
         return AllReduce(
-            self._papers,
+            self.papers,
             engine,
             self._optimizer,
-            meeting,
+            meet(self.papers, rank),
             self._shares[rank],
             first_learner=self._first_learner,
+            lag=lag,
             accumulate=self._averaging.accumulate,
             gain=self._gain,
             pieces=self._pieces,
-            barrier=lambda: self._world.gather(None),
+            barrier=self.wait_for_all,
             share_state=lambda: _broadcast_state(self._optimizer, self._world),
         )
 

@@ -15,8 +15,7 @@ With a scale r the learning rate of a step is r times what it is for one learner
 the gain that the noise of the gradients says (AdaScale; Johnson et al., 2020, arXiv:2007.05105).
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -25,14 +24,14 @@ from torch.optim import Optimizer
 
 from crossbow.arena import Block
 from crossbow.averaging.gain import Gain
-from crossbow.averaging.guard import Guard
+from crossbow.averaging.learners import Learners
 from crossbow.averaging.meeting import Meeting, Papers
 from crossbow.engines.sequential import Own, Sequential
 from crossbow.errors import InputError
 from crossbow.stats.noise import Pieces
 
 
-class AllReduce:
+class AllReduce(Learners):
     """The learners of a rank, which are one model with those of all others."""
 
     takes_closures = False
@@ -47,6 +46,7 @@ class AllReduce:
         *,
         first_learner: int,
         accumulate: int,
+        lag: int,
         gain: Gain | None,
         pieces: Pieces,
         barrier: Callable[[], object],
@@ -62,26 +62,21 @@ class AllReduce:
             mine: this rank's learners.
             first_learner: of this host, among those of all hosts.
             accumulate: rounds whose gradients make a step.
+            lag: steps after which a gradient comes out of the meeting.
             gain: scales the learning rate.
             pieces: of gradients, for the gain.
             barrier: returns when all ranks have called it.
             share_state: gives all ranks the optimizer state of the first.
         """
-        self.engine, self.gain = engine, gain
-        self.step, self.turn = 0, 0
-        self.weight = 1.0
-        """How much the gradient of the learner aboard counts."""
-        self.follow: Callable[[Callable[[], list[Tensor]]], None] | None = None
-        """Told once a step of the central model's rows, for those who want them."""
+        super().__init__(papers.arena, engine, mine, first_learner)
+        self.gain = gain
         self._papers, self._optimizer, self._meeting = papers, optimizer, meeting
-        self._mine, self._accumulate, self._pieces = mine, accumulate, pieces
+        self._accumulate, self._lag, self._pieces = accumulate, lag, pieces
         self._barrier, self._share_state = barrier, share_state
-        self.guard = Guard([learner + first_learner for learner in mine])
         self._round, self._is_moving = 0, False
         self._first_step = 0
         """Steps that were made before these letters: since when pieces of gradients take turns."""
         blocks = papers.arena.parameters
-        self._rows = [block.rows[0, papers.arena.places[mine[0]]] for block in blocks]
         self._gradients = [
             [view for n, b in enumerate(blocks) for view in b.layout.views(papers.letter(n, j))]
             for j in mine
@@ -94,10 +89,9 @@ class AllReduce:
     def before_move(self, *, pulls_first: bool) -> None:
         """Hand the learner's gradient in; with the last one, show all the same; else, none."""
         self.engine.check()
-        if self.turn == 0 and self._round == 0 and self.follow:
-            self.follow(self.central_rows)
+        self.tell_follower()
         self._hand_in()
-        is_last = self.turn == len(self._mine) - 1
+        is_last = self.turn == len(self.mine) - 1
         self._is_moving = is_last and self._round == self._accumulate - 1
         if self._is_moving:
             self._reduce()
@@ -113,7 +107,7 @@ class AllReduce:
             self._is_moving = False
             self.step += 1
         self.turn += 1
-        if self.turn == len(self._mine):
+        if self.turn == len(self.mine):
             self.turn = 0
             self._round = (self._round + 1) % self._accumulate
         self.engine.board(self.turn, 0)
@@ -124,60 +118,38 @@ class AllReduce:
         self._optimizer.step()
         self.weight = 1.0
 
-    @contextmanager
-    def central_aboard(self, rows: Sequence[Tensor] | None = None) -> Iterator[None]:
-        """Let the model hold a copy of itself, with the mean of the learners' buffers.
-
-        Args:
-            rows: weights to hold in the place of its own, a row for each block.
-        """
-        if self.engine.is_holding:  # save() inside central(), say
-            yield
-            return
-        arena = self._papers.arena
-        parameters = [
-            view
-            for block, row in zip(arena.parameters, rows or self.central_rows(), strict=True)
-            for view in block.layout.views(row)
-        ]
-        buffers = [
-            view
-            for block, mean in zip(arena.buffers, self._meeting.buffers(), strict=True)
-            for view in block.layout.views(mean)
-        ]
-        with self.engine.holding(parameters, buffers):
-            yield
-
     def central_rows(self) -> list[Tensor]:
         """A copy of the weights, a row for each block."""
-        return [row.clone() for row in self._rows]
+        return [row.clone() for row in self.rows[0]]
 
-    def round_begins(self) -> None:
-        """Followers hear of the model in each step."""
+    def central_buffers(self) -> list[Tensor]:
+        """The mean of the learners' buffers, a row for each block."""
+        return self._meeting.buffers()
+
+    def settle(self) -> None:
+        """Make the steps of all gradients that were handed in."""
+        if self._round:
+            self._round = self._accumulate - 1
+            for _ in self.mine:
+                self.rest()
+        for _ in range(self._lag * len(self.mine)):
+            self.rest()
 
     def learners(self) -> list[tuple[list[Tensor], list[Tensor]]]:
         """None stands apart."""
         return []
 
-    def owns(self) -> list[Own]:
-        """What each learner of this rank has to itself."""
-        return self.engine.owns()
-
     def take_owns(self, owns: Sequence[Own]) -> None:
         """Give each learner of this rank a random stream, and all ranks the first one's state."""
-        self.engine.take_owns(owns)
+        super().take_owns(owns)
         self._share_state()
         self.engine.share_state()
-
-    def pack(self, weights: Mapping[str, Tensor]) -> list[Tensor]:
-        """Rows of these weights."""
-        return [block.pack(weights) for block in self._papers.arena.parameters]
 
     def state_dict(self) -> dict[str, Any]:
         """The model, the gain's statistics, and how many rounds of a step have been made."""
         means = self._papers.buffer_means
         return {
-            "rows": self._rows,
+            "rows": self.rows[0],
             "step": self._first_step + self.step,
             "round": self._round,
             "noise": self.gain.meter.state_dict() if self.gain else None,
@@ -187,17 +159,18 @@ class AllReduce:
     def learner_states(self) -> list[dict[str, Any]]:
         """Each learner's buffers, and what it has handed in of a step that is not complete."""
         papers, goes_round = self._papers, self._accumulate > 1
-        met = self._meeting.met % 2
+        met, blocks = self._meeting.met % 2, range(len(self.rows[0]))
         return [
             {
                 "buffers": [_live(block)[learner] for block in papers.arena.buffers],
                 "met": [block.letters[learner].right[met] for block in papers.arena.buffers],
-                "letter": [papers.letter(n, learner) for n in range(len(self._rows)) if goes_round],
+                "letter": [papers.letter(n, learner) for n in blocks if goes_round],
+                "kept": self._meeting.kept(learner),
                 "pieces": [pieces[learner] for pieces in papers.pieces if goes_round],
                 "weight": self._weights[own],
                 "present": self._present[own],
             }
-            for own, learner in enumerate(self._mine)
+            for own, learner in enumerate(self.mine)
         ]
 
     def load_state_dict(
@@ -206,13 +179,14 @@ class AllReduce:
         """Go on from there, before the first step; all ranks together."""
         papers = self._papers
         self._first_step, self._round = shared["step"], shared["round"]
-        for row, value in zip(self._rows, shared["rows"], strict=True):
+        self._meeting.go_on(self._first_step)
+        for row, value in zip(self.rows[0], shared["rows"], strict=True):
             row.copy_(value)
         for mean, value in zip(papers.buffer_means, shared["buffers"], strict=True):
             mean.copy_(value.expand_as(mean))
         if self.gain:
             self.gain.meter.load_state_dict(shared["noise"])
-        for own, (learner, state) in enumerate(zip(self._mine, learners, strict=True)):
+        for own, (learner, state) in enumerate(zip(self.mine, learners, strict=True)):
             buffers = zip(papers.arena.buffers, state["buffers"], state["met"], strict=True)
             for block, value, met in buffers:
                 letter = block.letters[learner].right
@@ -220,6 +194,8 @@ class AllReduce:
                 letter.copy_(met.expand_as(letter))
             for number, value in enumerate(state["letter"]):
                 papers.letter(number, learner).copy_(value)
+            for place, value in zip(self._meeting.kept(learner), state["kept"], strict=True):
+                place.copy_(value)
             for number, value in enumerate(state["pieces"]):
                 papers.pieces[number, learner].copy_(value)
             self._weights[own], self._present[own] = state["weight"], state["present"]
@@ -235,9 +211,8 @@ class AllReduce:
     def _hand_in(self) -> None:
         """Put the gradient of the learner aboard into its letter, with those of rounds before."""
         self.engine.reclaim_buffers()
-        own, learner = self.turn, self._mine[self.turn]
-        for block in self._papers.arena.buffers:
-            block.letters[learner].right[(self.step + 1) % 2].copy_(_live(block)[learner])
+        own, learner = self.turn, self.mine[self.turn]
+        self.put_buffers_down((self.step + 1) % 2)
         if self._round == 0:
             self._weights[own] = 0.0
             self._present[own] = [False] * len(self.engine.parameters)
@@ -276,8 +251,8 @@ class AllReduce:
     def _reseed_buffers(self, own: int) -> None:
         """Give a learner whose gradient is no number its buffers of the last meeting."""
         for block, mean in zip(self._papers.arena.buffers, self._meeting.buffers(), strict=True):
-            _live(block)[self._mine[own]].copy_(mean)
-            block.letters[self._mine[own]].right[(self.step + 1) % 2].copy_(mean)
+            _live(block)[self.mine[own]].copy_(mean)
+            block.letters[self.mine[own]].right[(self.step + 1) % 2].copy_(mean)
 
     def _show_piece(self, piece: int, place: Tensor) -> None:
         if self.weight:
@@ -301,7 +276,8 @@ class AllReduce:
         self._rates = [group["lr"] for group in groups]
         scale = self.gain.value if self.gain else 1.0
         for group, rate in zip(groups, rates, strict=True):
-            own = group["lr"] if self.weight else rate  # who rests may not know the rate of now
+            # who rests may not know the rate of now, and what comes later had the rate of then
+            own = group["lr"] if self.weight and not self._lag else rate
             group["lr"] = own if scale == 1 else own * scale
 
 

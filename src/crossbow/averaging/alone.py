@@ -56,6 +56,9 @@ class Alone:
             for buffer, value in zip(buffers, values, strict=True):
                 buffer.copy_(value)
 
+    def settle(self) -> None:
+        """There is nothing to average."""
+
     def learners(self) -> list[tuple[list[Tensor], list[Tensor]]]:
         """There is nobody to compare with."""
         return []

@@ -16,7 +16,7 @@ linear combinations, written so that each passes over memory as seldom as it can
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import UnionType
 
 from torch import Tensor, lerp
@@ -36,6 +36,10 @@ class Pulled:
     """Of the central model; mu above."""
     restart: bool = False
     """Whether a drop of the learning rate restarts all learners at the central model."""
+    period: int = 1
+    """Rounds between two pulls."""
+    wants_momentum: bool = False
+    """Whether learners without momentum of their own are refused."""
 
     @property
     def changes_one(self) -> bool:
@@ -96,7 +100,78 @@ class Reduced:
         return MEASURED if self.scale == "adaptive" else self.scale
 
 
-Averaging = Pulled | Adaptive | Reduced
+@dataclass(frozen=True)
+class Periods:
+    """Learners that begin each period at the central model: averaging/periodic.py."""
+
+    period: int
+    """Rounds between two averagings."""
+    rate: float = 1.0
+    """Of the central model's step; 1 without momentum makes it the mean of the learners."""
+    momentum: float = 0.0
+    """Of the central model."""
+    nesterov: bool = False
+    """Whether it is Nesterov's."""
+    follows_rate: bool = False
+    """Whether its velocity is scaled when the learning rate changes."""
+    switches: bool = False
+    """Whether the period is 1 at first."""
+    switch: int | None = None
+    """The round after which it isn't; None: once the learning rate has dropped."""
+    resets: bool = False
+    """Whether the learners' optimizers begin each period at rest."""
+    restart: bool = False
+    """Whether a drop of the learning rate restarts all learners at the central model."""
+
+    @property
+    def moves_center(self) -> bool:
+        """Whether the central model is something else than the mean of the learners."""
+        return self.rate != 1 or self.momentum != 0
+
+    @property
+    def changes_one(self) -> bool:
+        """Whether a learner that is alone doesn't train as in plain PyTorch."""
+        return self.moves_center or self.resets
+
+
+@dataclass(frozen=True)
+class Unordered:
+    """Learners that don't wait for each other: averaging/asynchronous.py."""
+
+    name: str
+    shares_row: bool = False
+    """Whether all learners stand in one row."""
+    is_elastic: bool = False
+    """Whether learner and central model pull each other, and don't become one."""
+    alpha: float | None = None
+    """The elastic pull; None is 1/k, for k learners."""
+    period: int = 1
+    """Steps of a learner between two pulls."""
+    staleness: int | None = None
+    """Rounds that a learner may be ahead of the last one; None: any number."""
+    aware: bool = False
+    """Whether stale steps count less."""
+    restart: bool = False
+    """Whether a drop of the learning rate restarts all learners at the central model."""
+
+    @property
+    def changes_one(self) -> bool:
+        """Whether a learner that is alone doesn't train as in plain PyTorch."""
+        return self.is_elastic and self.alpha is not None
+
+
+@dataclass(frozen=True)
+class Queued:
+    """One model, moved by mean gradients of some steps before: averaging/pipeline.py."""
+
+    lag: int
+    """Steps after which a gradient moves the model."""
+    restart: bool = False
+    """Whether a drop of the learning rate restarts the optimizer."""
+    changes_one = True
+
+
+Averaging = Pulled | Adaptive | Reduced | Periods | Unordered | Queued
 
 MOST_LEARNERS_WITH_LAG = 4
 """With more, what a learner's own batch alone says of the common move is too noisy to step by."""
@@ -106,8 +181,7 @@ def sma(alpha: float | None = None, momentum: float = 0.9, restart: bool = False
     """Synchronous model averaging as published: alpha = 1/k, central momentum 0.9."""
     if alpha is not None and not (math.isfinite(alpha) and 0 < alpha <= 1):
         raise InputError(f"alpha {alpha} is not possible: give a number above 0, at most 1")
-    if not (math.isfinite(momentum) and 0 <= momentum < 1):
-        raise InputError(f"momentum {momentum} is not possible: give 0 or more, below 1")
+    _check_momentum(momentum)
     return Pulled(alpha, momentum, restart)
 
 
@@ -140,10 +214,99 @@ def allreduce(
 
 SCALES = ("linear", "sqrt", "adaptive")
 
+
+def easgd(alpha: float | None = None, period: int = 1, restart: bool = False) -> Pulled:
+    """Elastic averaging SGD: synchronous model averaging without central momentum."""
+    _check_whole("period", period)
+    return replace(sma(alpha, 0.0, restart), period=period)
+
+
+def eamsgd(alpha: float | None = None, period: int = 10, restart: bool = False) -> Pulled:
+    """Elastic averaging of learners with Nesterov's momentum of their own."""
+    return replace(easgd(alpha, period, restart), wants_momentum=True)
+
+
+def local_sgd(period: int = 8, restart: bool = False) -> Periods:
+    """Local SGD: learners become their mean every so many rounds."""
+    _check_whole("period", period)
+    return Periods(period, restart=restart)
+
+
+def post_local_sgd(period: int = 8, switch: int | None = None, restart: bool = False) -> Periods:
+    """Post-local SGD: learners become their mean in each round at first, then once a period."""
+    _check_whole("period", period)
+    if switch is not None:
+        _check_whole("switch", switch)
+    return Periods(period, switches=True, switch=switch, restart=restart)
+
+
+def slowmo(
+    period: int = 12,
+    lr: float = 1.0,
+    momentum: float = 0.7,
+    reset: bool = False,
+    restart: bool = False,
+) -> Periods:
+    """SlowMo: local SGD whose central model has momentum, in units of the learning rate."""
+    _check_outer(period, lr, momentum)
+    return Periods(period, lr, momentum, follows_rate=True, resets=reset, restart=restart)
+
+
+def diloco(
+    period: int = 50, lr: float = 0.7, momentum: float = 0.9, restart: bool = False
+) -> Periods:
+    """DiLoCo: local SGD whose central model takes Nesterov's steps."""
+    _check_outer(period, lr, momentum)
+    return Periods(period, lr, momentum, nesterov=True, restart=restart)
+
+
+def _check_outer(period: int, lr: float, momentum: float) -> None:
+    _check_whole("period", period)
+    _check_number("lr", lr, above=0)
+    _check_momentum(momentum)
+
+
+def asgd(staleness: int | None = None, aware: bool = False, restart: bool = False) -> Unordered:
+    """Asynchronous SGD: steps go to the central model as they come, as to a parameter server."""
+    if staleness is not None and (isinstance(staleness, bool) or staleness < 0):
+        raise InputError(f"staleness {staleness} is not possible: give 0 or more rounds")
+    return Unordered("asgd", staleness=staleness, aware=aware, restart=restart)
+
+
+def aeasgd(alpha: float | None = None, period: int = 10, restart: bool = False) -> Unordered:
+    """Asynchronous elastic averaging SGD: each learner meets the central model in its own time."""
+    elastic = easgd(alpha, period)
+    return Unordered("aeasgd", is_elastic=True, alpha=elastic.alpha, period=period, restart=restart)
+
+
+def hogwild(restart: bool = False) -> Unordered:
+    """Hogwild: all learners step in one row, whenever they are ready."""
+    return Unordered("hogwild", shares_row=True, restart=restart)
+
+
+def pipelined(lag: int = 1, restart: bool = False) -> Queued:
+    """Pipelined SGD: all-reduce whose gradients move the model some steps later, and hide."""
+    _check_whole("lag", lag)
+    return Queued(lag, restart)
+
+
 AVERAGINGS: Mapping[str, Callable[..., Averaging]] = {
-    "adaptive": adaptive,
-    "allreduce": allreduce,
-    "sma": sma,
+    make.__name__: make
+    for make in (
+        adaptive,
+        aeasgd,
+        allreduce,
+        asgd,
+        diloco,
+        eamsgd,
+        easgd,
+        hogwild,
+        local_sgd,
+        pipelined,
+        post_local_sgd,
+        slowmo,
+        sma,
+    )
 }
 
 
@@ -167,9 +330,14 @@ def _check_kind(name: str, option: str, value: Value) -> None:
 
 _KINDS: Mapping[str, UnionType | type] = {
     "accumulate": int,
+    "aware": bool,
     "gain": str | int | float,
+    "period": int,
+    "reset": bool,
     "restart": bool,
     "scale": str | int | float,
+    "staleness": int,
+    "switch": int,
 }
 """Of options that aren't numbers."""
 
@@ -177,6 +345,11 @@ _KINDS: Mapping[str, UnionType | type] = {
 def _check_number(name: str, value: float, above: float) -> None:
     if not (math.isfinite(value) and value > above):
         raise InputError(f"{name} {value} is not possible: give a finite number above {above}")
+
+
+def _check_momentum(momentum: float) -> None:
+    if not (math.isfinite(momentum) and 0 <= momentum < 1):
+        raise InputError(f"momentum {momentum} is not possible: give 0 or more, below 1")
 
 
 def _check_whole(name: str, value: int) -> None:

@@ -30,8 +30,8 @@ from crossbow.comm.shared import Carver, Clocks
 from crossbow.comm.wire import Wire
 from crossbow.stats.noise import sums_of
 
-Make = Callable[[int, Tensor], None]
-"""Turns the mean of a block's region, in place, into what all leave with."""
+Make = Callable[[int, Tensor, Sequence[float]], None]
+"""Turns the mean of a block's region, in place, into what all leave with; given all words."""
 
 
 class Papers:
@@ -89,6 +89,12 @@ class Meeting(Protocol):
     def noise(self) -> tuple[float, float]:
         """After gathering: sum of the squares and square of the sum of all pieces."""
 
+    def kept(self, learner: int) -> list[Tensor]:
+        """What is kept of what a learner put down, until later meetings."""
+
+    def go_on(self, met: int) -> None:
+        """Go on after so many meetings, with what was kept of them."""
+
     def close(self) -> None:
         """Return when all letters are answered."""
 
@@ -118,6 +124,7 @@ class WithinHost:
             for number, region in enumerate(regions)
         ]
         self._shares: list[float] = []
+        self._heard: list[float] = []
 
     def gather(self) -> list[float]:
         """Return when all letters are there: the sum of weights, and the largest of other words."""
@@ -126,7 +133,15 @@ class WithinHost:
         weights, *others = zip(*self._papers.words.tolist(), strict=True)
         total = sum(weights)
         self._shares = [weight / (total or 1.0) for weight in weights]
-        return [total, *map(max, others)]
+        self._heard = [total, *map(max, others)]
+        return self._heard
+
+    def kept(self, learner: int) -> list[Tensor]:
+        """Nothing is."""
+        return []
+
+    def go_on(self, met: int) -> None:
+        """Each meeting is a new one."""
 
     def noise(self) -> tuple[float, float]:
         """After gathering: sum of the squares and square of the sum of all pieces."""
@@ -137,7 +152,7 @@ class WithinHost:
         for number, rows in enumerate(self._rows):
             mean = weighted_mean(rows, self._shares)
             if self._make:
-                self._make(number, mean)
+                self._make(number, mean, self._heard)
             for first in self._firsts[1:]:
                 rows[first].copy_(mean)
         self._clocks.advance(2 * self.met + 2)
@@ -168,6 +183,13 @@ class BetweenHosts:
         self._clocks.wait(self.met + 1)  # its step 0 came before the first letters
         heard: list[float] = self._papers.heard.tolist()
         return heard
+
+    def kept(self, learner: int) -> list[Tensor]:
+        """Nothing is."""
+        return []
+
+    def go_on(self, met: int) -> None:
+        """Each meeting is a new one."""
 
     def noise(self) -> tuple[float, float]:
         """After gathering: sum of the squares and square of the sum of all pieces."""
@@ -227,7 +249,8 @@ class MeetingOfHosts:
         torch.amax(papers.words[:, 1:], 0, out=papers.heard[1:])
         self._wire.add_up(papers.heard[:1])
         dist.all_reduce(papers.heard[1:], dist.ReduceOp.MAX, group=self._wire.group)
-        shares = (weights / (papers.heard[0] or 1.0)).tolist()
+        heard = papers.heard.tolist()
+        shares = (weights / (heard[0] or 1.0)).tolist()
         firsts = [share.start for share in papers.arena.shares]
         for number in range(len(papers.arena.parameters)):
             rows = [papers.letter(number, j) for j in range(len(shares))]
@@ -237,7 +260,7 @@ class MeetingOfHosts:
             else:
                 self._add_moves(number, mean, sum(shares))
             if self._make:
-                self._make(number, mean)
+                self._make(number, mean, heard)
             if not self._wire.is_exact and self._centers:
                 self._centers[number].copy_(mean)
             for first in firsts[1:]:

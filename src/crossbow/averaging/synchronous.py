@@ -6,6 +6,9 @@ answers to the other ranks' letters; letters of its own; its clock.
 
 The rank waits in one place, before its first pull, until every rank has completed step t - 1. So it
 stands only if another is a whole step behind. docs/design/clocks.md says why one wait is enough.
+
+With a period a step has several rounds. Learners are pulled in the first one, and then move where
+they stand; letters are written after the last one.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -40,6 +43,7 @@ class Synchronous:
         num_learners: int,
         alpha: float,
         momentum: float,
+        period: int,
         *,
         first_learner: int,
         exchange: Exchange | None,
@@ -55,6 +59,7 @@ class Synchronous:
             num_learners: of all hosts.
             alpha: the pull.
             momentum: of the central model.
+            period: rounds between two pulls.
             first_learner: of this host, among those of all hosts.
             exchange: keeps the central model, if this rank runs it.
             barrier: returns when all ranks have called it.
@@ -64,7 +69,7 @@ class Synchronous:
         self._arena, self._rank, self._barrier = arena, rank, barrier
         self._exchange = exchange
         self._num_learners, self._alpha, self._momentum = num_learners, alpha, momentum
-        self._has_pulled = False
+        self._period, self._round, self._has_pulled = period, 0, False
         self.follow: Callable[[Callable[[], list[Tensor]]], None] | None = None
         """Told once a step of the central model's rows, for those who want them."""
         mine = arena.shares[rank]
@@ -89,6 +94,9 @@ class Synchronous:
         Args:
             pulls_first: whether the pull may come before the local move.
         """
+        if self._round:
+            self.engine.check()
+            return
         if self.turn == 0:
             self.clocks.wait(self.step)
             if self.follow:
@@ -106,15 +114,15 @@ class Synchronous:
         self.engine.reclaim_buffers()
         if not self.guard.passes(self.turn, self._held[1 - self.parity][self.turn]):
             self._reseed()
-        elif not self._has_pulled:
+        elif not (self._has_pulled or self._round):
             for after, before, central in self._pulls[self.parity][self.turn]:
                 pull_last(after, before, central, self._alpha)
         for published, live in self._publishings[self.parity][self.turn]:
             published.copy_(live)
         self.turn += 1
         if self.turn == self._count:
-            self._end_step()
-        self.engine.board(self.turn, self.parity)
+            self._end_round()
+        self.engine.board(self.turn, self._standing)
 
     def rest(self) -> None:
         """Average the learner aboard without a move of its own."""
@@ -155,12 +163,14 @@ class Synchronous:
     def round_begins(self) -> None:
         """Followers hear of the central model when it is known."""
 
+    def settle(self) -> None:
+        """All that was learned is averaged in its step, or the next one."""
+
     def learners(self) -> list[tuple[list[Tensor], list[Tensor]]]:
         """Where each learner of this rank stands, and where it stood a step before."""
-        blocks, mine = self._arena.parameters, self._arena.shares[self._rank]
+        blocks, mine, now = self._arena.parameters, self._arena.shares[self._rank], self._standing
         return [
-            ([b.rows[self.parity, j] for b in blocks], [b.rows[1 - self.parity, j] for b in blocks])
-            for j in mine
+            ([b.rows[now, j] for b in blocks], [b.rows[1 - now, j] for b in blocks]) for j in mine
         ]
 
     def owns(self) -> list[Own]:
@@ -187,7 +197,7 @@ class Synchronous:
             region, kept = block.regions[self._rank], block.kept[self._rank]
             kept.copy_(central[region].expand_as(kept))
             for learner in self._arena.shares[self._rank]:
-                block.rows[self.parity, learner].copy_(central)
+                block.rows[:, learner].copy_(central)
                 # for the keepers; between hosts in the place of the answer, which was from old rows
                 block.letters[learner].left[self.parity].copy_(central[: region.start])
                 block.letters[learner].right[self.parity].copy_(central[region.stop :])
@@ -198,10 +208,11 @@ class Synchronous:
 
     def state_dict(self) -> dict[str, Any]:
         """The central model at the beginning of a round, and between hosts the one after."""
+        state = {"central": self._all_central(), "round": self._round}
         if self._exchange:
             self.clocks.wait(self.step + 1)
-            return {"central": self._all_central(), **self._exchange.reduce.state_dict(self.parity)}
-        return {"central": self._all_central()}
+            return {**state, **self._exchange.reduce.state_dict(self.parity)}
+        return state
 
     def learner_states(self) -> list[dict[str, Any]]:
         """Each learner's rows, and its slice of the central model a step before."""
@@ -209,7 +220,8 @@ class Synchronous:
         found = []
         for learner in self._arena.shares[rank]:
             rows = [
-                b.rows[self.parity, learner] if b.live is None else b.live[learner] for b in blocks
+                b.rows[self._standing, learner] if b.live is None else b.live[learner]
+                for b in blocks
             ]
             places = [_place(self._arena, block, rank, learner) for block in blocks]
             previous = [
@@ -233,9 +245,14 @@ class Synchronous:
             for block, row, previous, central in blocks:
                 self._load_row(block, learner, row)
                 self._load_central(block, learner, central, previous)
+        self._round = shared["round"]
+        self.engine.board(0, self._standing)
         self._barrier()  # an exchange answers all letters of its host, which are written now
         if self._exchange:
             self._exchange.reduce.load_state_dict(shared, 0)
+        if self._round:  # the pull was made, and letters are answered
+            for letter, answer in self._answers[0]:
+                letter.copy_(answer)
         self._barrier()
 
     def _reseed(self) -> None:
@@ -273,18 +290,34 @@ class Synchronous:
         kept = block.kept[self._rank][self.parity]
         return torch.cat([answer.left[1 - self.parity], kept, answer.right[1 - self.parity]])
 
-    def _end_step(self) -> None:
+    @property
+    def _standing(self) -> int:
+        """In which of the two rows a learner stands before its move: after a pull in the other."""
+        return 1 - self.parity if self._round else self.parity
+
+    def _end_round(self) -> None:
+        """Move the central model after a pull, and at the end of a period write the letters."""
+        self.turn = 0
+        if self._round == 0:
+            self._move_center()
+        self._round = (self._round + 1) % self._period
+        if self._round:
+            return
+        for letter, written in self._letters[self.parity]:
+            letter.copy_(written)
+        self.step += 1
+        self.clocks.advance(self.step)
+
+    def _move_center(self) -> None:
+        """Make this rank's region of the next central model, and answer the letters with it."""
         k = self._num_learners
         for oldest, central, rows, is_pulled in self._slices[self.parity]:
             if is_pulled:
                 advance(oldest, central, rows, k, self._alpha, self._momentum)
             else:
                 average(oldest, rows, k)
-        for letter, written in self._answers[self.parity] + self._letters[self.parity]:
-            letter.copy_(written)
-        self.step += 1
-        self.turn = 0
-        self.clocks.advance(self.step)
+        for letter, answer in self._answers[self.parity]:
+            letter.copy_(answer)
 
 
 Pull = tuple[Tensor, Tensor, Tensor]

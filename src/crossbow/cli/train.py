@@ -16,9 +16,19 @@ if TYPE_CHECKING:
 RESTARTS = 10
 
 AVERAGINGS = """\
-  adaptive   at the mean, with a gain on the common move     gain, lead, lag, restart
-  allreduce  one model, moved by the mean gradient           scale, accumulate, restart
-  sma        a central model that pulls and has momentum     alpha, momentum, restart
+  adaptive        at the mean, a gain on the common move    gain, lead, lag, restart
+  aeasgd          easgd, each learner in its own time       alpha, period, restart
+  allreduce       one model, moved by the mean gradient     scale, accumulate, restart
+  asgd            steps go to one model as they come        staleness, aware, restart
+  diloco          mean once a period, Nesterov's steps      period, lr, momentum, restart
+  eamsgd          easgd of learners with momentum           alpha, period, restart
+  easgd           a central model that pulls                alpha, period, restart
+  hogwild         all step in one model, without locks      restart
+  local_sgd       mean once a period                        period, restart
+  pipelined       allreduce, by gradients of steps before   lag, restart
+  post_local_sgd  local_sgd, in each round at first         period, switch, restart
+  slowmo          mean once a period, with momentum         period, lr, momentum, reset, restart
+  sma             a central model with momentum that pulls  alpha, momentum, restart
 """
 """Every averaging, with all its options."""
 

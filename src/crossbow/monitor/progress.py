@@ -37,6 +37,8 @@ class TrainReport(NamedTuple):
     compute_s: float | None = None
     averaging_s: float | None = None
     waiting_s: float | None = None
+    staleness: float | None = None
+    """Steps of others that a step of the first rank came too late for, on average."""
 
 
 class EvalReport(NamedTuple):
