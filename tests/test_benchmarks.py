@@ -217,3 +217,27 @@ def test_links_says_why_it_can_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
     done = run("links.py")
     assert done.returncode == 2
     assert done.stderr.startswith("skipped: ")
+
+
+@pytest.mark.slow
+def test_unequal_compares_with_what_each_does_alone(tmp_path: Path) -> None:
+    sizes = ["--models", "resnet8", "--shares", "0.5", "--rounds", "1", "--seconds", "0.1"]
+    done = run("unequal.py", *sizes, "--json", f"{tmp_path}/out")
+    if done.returncode == 2:
+        pytest.skip(done.stderr)
+    assert done.returncode in (0, 1), done.stderr
+    (result,) = json.loads((tmp_path / "out").read_text())["results"]
+    speeds = result["samples_per_second"]
+    alone = speeds["fast alone"] + speeds["slow alone"]
+    assert result["of_sum"]["ddp"] == pytest.approx(speeds["ddp"] / alone)
+    assert speeds["slow alone"] < speeds["fast alone"]
+    assert not list(Path("/sys/fs/cgroup").glob("*/crossbow-*"))
+
+
+@pytest.mark.slow
+def test_applications_compare_what_was_written_with_the_claim(tmp_path: Path) -> None:
+    sizes = ["--tasks", "captioner-shapes", "--epochs", "0.05"]
+    done = run("applications.py", *sizes, "--json", f"{tmp_path}/out")
+    assert done.returncode == 1, done.stderr
+    (result,) = json.loads((tmp_path / "out").read_text())["results"]
+    assert result["final_metrics"]["exact_match"] < result["claimed"] == 0.95

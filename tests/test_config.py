@@ -20,6 +20,8 @@ OF_EACH_FIELD = {  # one legal value that is not the default
     "sync": "sma:momentum=0.5",
     "compress": "onebit",
     "topology": "ring",
+    "speeds": "auto",
+    "partition": "speed",
     "ema": 500.0,
     "bn_samples": 0,
     "seed": -1,
@@ -66,6 +68,7 @@ def test_after_resolving_only_what_may_be_none_is_none() -> None:
     settings = resolve(Config(), Config())
     unsaid = {f.name for f in dataclasses.fields(Config) if getattr(settings, f.name) is None}
     assert unsaid == {
+        "speeds",
         "ema",
         "target",
         "eval_every",
@@ -124,3 +127,9 @@ def test_a_bad_value_is_refused_with_what_would_be_legal(
 ) -> None:
     with pytest.raises(InputError, match=re.escape(message)):
         Config(**{name: value})
+
+
+@pytest.mark.parametrize("speeds", ["fast", "1/", "2/0", "2/-1", "1/nan"])
+def test_speeds_that_say_nothing_are_refused(speeds: str) -> None:
+    with pytest.raises(InputError, match="not possible"):
+        Config(speeds=speeds)

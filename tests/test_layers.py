@@ -17,6 +17,7 @@ LAYERS = [
     ["arena", "task"],
     ["engines"],
     ["averaging"],
+    ["pace"],
     ["fleet", "hvd", "learner", "evaluation", "checkpoint", "monitor"],
     ["tune"],
     ["zoo.tasks", "resuming", "trainer", "bench", "tune.cache"],

@@ -24,6 +24,8 @@ PRECISIONS: tuple[str, ...] = get_args(Precision)
 
 SINKS = {"tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow"}
 """Where a run may be logged to beside its directory, and the package that this needs."""
+PARTITIONS = ("equal", "speed")
+
 
 MOST_EPOCHS = 1e9
 SEEDS = range(-(2**63), 2**64)  # what torch takes
@@ -57,6 +59,10 @@ class Config:
     """What passes between hosts, if not all of it: `bf16`, `onebit`, `topk:share=0.01`."""
     topology: str = UNSAID
     """By which ways it passes: `flat`, `ring`, `hierarchical:group=2`, `torus:rows=2`, `auto`."""
+    speeds: str | None = UNSAID
+    """Of the ranks, as `2/1`, or `auto`, which measures: faster ones run more of the learners."""
+    partition: str = UNSAID
+    """How learners share a round's samples: "equal" batches, or by the "speed" of their ranks."""
     ema: float | None = UNSAID
     """Half-life, in samples, of a moving average of the weights, which is then what counts."""
     bn_samples: int = UNSAID
@@ -94,6 +100,9 @@ class Config:
             _check_count("number of learners", self.learners, "learners", "1 or more, or auto")
         _check_count("number of threads", self.threads, "threads")
         _check_count("evaluation interval", self.eval_every, "samples")
+        parse_speeds(self.speeds)
+        if self.partition is not None:
+            check_choice("partition", self.partition, PARTITIONS)
         _check_number("ema", self.ema, 0, math.inf, above=True)
         if self.bn_samples != 0 or isinstance(self.bn_samples, bool):
             _check_count("number of batch-norm samples", self.bn_samples, "samples, or 0")
@@ -118,6 +127,25 @@ class Config:
     def to_json(self) -> dict[str, Any]:
         """The settings as plain values, for config.json and for people."""
         return {f.name: _plain(getattr(self, f.name)) for f in fields(self)}
+
+
+def parse_speeds(text: str | None) -> list[float] | None:
+    """Read the speeds of ranks; None where nothing is said of them.
+
+    >>> parse_speeds("2/1")
+    [2.0, 1.0]
+    """
+    if text is None or text == "auto":
+        return None
+    try:
+        speeds = [float(part) for part in text.split("/")]
+    except (AttributeError, ValueError):
+        raise InputError(
+            f"speeds {text!r} are not possible: write auto, or a number a rank, 2/1"
+        ) from None
+    for speed in speeds:
+        _check_number("speed", speed, 0, math.inf, above=True)
+    return speeds
 
 
 def _check_count(name: str, value: Any, unit: str, legal: str = "1 or more") -> None:
@@ -177,6 +205,7 @@ DEFAULTS = Config(
     sync="adaptive",
     compress="none",
     topology="flat",
+    partition="equal",
     bn_samples=2048,
     seed=0,
     precision="float32",

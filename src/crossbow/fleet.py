@@ -14,9 +14,10 @@ steps an optimizer is a fleet's loop. Without a launcher and with one learner th
 import atexit
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from itertools import pairwise
+from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
@@ -33,6 +34,8 @@ from crossbow.averaging.asynchronous import Asynchronous
 from crossbow.averaging.family import Averaging, Pulled, adaptive
 from crossbow.averaging.gain import Gain
 from crossbow.averaging.guard import Guard
+from crossbow.averaging.partition import Curve
+from crossbow.averaging.partition import partition as partition_of
 from crossbow.averaging.resizing import at_rest, reassign
 from crossbow.averaging.weights import MovingAverage
 from crossbow.checkpoint.model import save_model
@@ -41,10 +44,12 @@ from crossbow.comm.compress import parse as parse_compression
 from crossbow.comm.topology import parse as parse_topology
 from crossbow.comm.wire import Route, Traffic
 from crossbow.comm.world import World
+from crossbow.config import PARTITIONS
 from crossbow.data.augment import Prepare
 from crossbow.data.loader import Batch, Stretch, read
 from crossbow.engines.optimizers import load_options, named_own, options_of, own_by_name
-from crossbow.errors import InputError
+from crossbow.errors import InputError, check_choice
+from crossbow.pace import Pace, Stopwatch, Times, sized_rounds
 from crossbow.stats.divergence import Divergence, divergence, square_distance, unit_sum
 from crossbow.stats.watch import COMPUTE, Watch
 
@@ -72,6 +77,7 @@ class Fleet:
         sync: Averaging | None = None,
         *,
         learners: int | None = None,
+        speeds: Sequence[float] | None = None,
         ema: float | None = None,
         compress: str = "none",
         topology: str = "flat",
@@ -84,6 +90,7 @@ class Fleet:
             optimizer: of torch.optim, holding just these parameters.
             sync: how learners are averaged; adaptive() if left out.
             learners: of all ranks together; one a rank if left out.
+            speeds: of the ranks, relative to each other: faster ones run more of the learners.
             ema: half-life, in samples, of a moving average of the central model.
             compress: what passes between hosts: none, bf16, fp16, onebit, topk:share=0.01 or
                 powersgd:rank=2.
@@ -98,12 +105,13 @@ class Fleet:
         self.reading: Stretch = (0, 0)
         """The part of the stream that the learner aboard was given last."""
         self.averaging = adaptive() if sync is None else sync
-        self.name = name
+        self.name, self._speeds = name, speeds
         self._route = Route(parse_compression(compress), parse_topology(topology))
         self.traffic = Traffic()
         """What this host has sent to others; counted on its first rank."""
         self.watch = Watch()
         """Sees where the time of a step goes."""
+        self._stopwatch = Stopwatch()
         self._ema = None if ema is None else _moving_average(ema)
         self._adopt(self.learners)
         self._is_closed = False
@@ -111,7 +119,7 @@ class Fleet:
     def _adopt(self, learners: int) -> None:
         """Put so many learners where the model is."""
         self.learners = learners
-        self.shares = shares = share(learners, self.world.size)
+        self.shares = shares = share(learners, self.world.size, self._speeds)
         """The learners of each rank."""
         self.mine = shares[self.world.rank]
         model, optimizer, averaging = self.model, self.optimizer, self.averaging
@@ -156,6 +164,7 @@ class Fleet:
         prepare: Prepare | None = None,
         collate: Callable[[list[Any]], Any] | None = None,
         num_workers: int = 0,
+        partition: str = "equal",
     ) -> Iterator[Batch]:
         """Yield the batches of this rank's learners in turn; all ranks together read every sample.
 
@@ -168,37 +177,65 @@ class Fleet:
             prepare: see `crossbow.data.augment`.
             collate: makes a batch from a list of samples.
             num_workers: processes that read ahead.
+            partition: "equal" batches, or such as follow the "speed" of their ranks.
         """
         check_reading(data, batch_size, epochs, start)
+        self._check_partition(partition)
         stop = start + max(1, round(epochs * len(data)))
+        reading: dict[str, Any] = {
+            "seed": seed,
+            "prepare": prepare,
+            "collate": collate,
+            "num_workers": num_workers,
+        }
+        if partition == "speed":
+            return self._at_pace(data, start, stop, batch_size, reading)
 
         def readers(position: int) -> list[Reader]:
-            found = []
-            for learner in self.mine:
-                plan = (position, stop, batch_size, self.learners, learner)
-                wanted = (stretch for _, stretch in rounds(*plan) if stretch)
-                batches = read(
-                    data,
-                    wanted,
-                    seed=seed,
-                    prepare=prepare,
-                    collate=collate,
-                    num_workers=num_workers,
-                )
-                found.append((rounds(*plan), batches))
-            return found
+            plans = [(position, stop, batch_size, self.learners, j) for j in self.mine]
+            return [_reader(partial(rounds, *plan), data, reading) for plan in plans]
 
         return self._in_turn(readers, start, stop, batch_size)
+
+    def _at_pace(
+        self, data: Any, start: int, stop: int, batch_size: int, reading: Mapping[str, Any]
+    ) -> Iterator[Batch]:
+        """Yield batches whose sizes stay for a span of rounds, and then follow what it took."""
+        position, shares = start, list[range]()
+        while position < stop:
+            if shares != self.shares:
+                shares = self.shares
+                pace = Pace(shares, batch_size, self.world)
+            sizes, first = pace.sizes, position
+            position = min(stop, first + pace.rounds * sum(sizes))
+            plans = [partial(sized_rounds, first, position, sizes, j) for j in self.mine]
+            span = [_reader(plan, data, reading) for plan in plans]
+            for batch in self._in_turn(partial(_given, span), first, position, 0):
+                yield batch
+                if shares != self.shares and self.is_between_rounds:
+                    position = min(stop, self.samples + sum(sizes))
+                    break
+            else:
+                pace.follow(self.times)
+                self._stopwatch.forget_round()
+
+    def _check_partition(self, partition: str) -> None:
+        check_choice("partition", partition, PARTITIONS)
+        if partition == "speed" and not isinstance(self._average, Alone | AllReduce):
+            raise InputError(
+                "batches that follow speed need sync=allreduce(): "
+                "take it, or leave partition='equal'"
+            )
 
     def _in_turn(
         self, make_readers: Callable[[int], list[Reader]], start: int, stop: int, batch_size: int
     ) -> Iterator[Batch]:
         """Yield a batch for the learner aboard, until there are no more rounds."""
-        readers, k = make_readers(start), self.learners
+        readers, shares = make_readers(start), self.shares
         while True:
-            if k != self.learners:  # resized after a round, whose end is where to go on
-                readers = make_readers(min(self.samples + k * batch_size, stop))
-                k = self.learners
+            if shares != self.shares:  # resized after a round, whose end is where to go on
+                readers = make_readers(min(self.samples + shares[-1].stop * batch_size, stop))
+                shares = self.shares
             schedule, batches = readers[self._average.turn]
             now = next(schedule, None)
             if now is None:
@@ -207,6 +244,7 @@ class Fleet:
             if self._average.turn == 0:
                 self.watch.round_begins()
                 self._average.round_begins()
+                self._stopwatch.round_begins(self.watch.waited_s)
             if stretch:
                 self.watch.step_begins(self.mine[self._average.turn])
                 self.reading, batch = stretch, next(batches)
@@ -228,6 +266,7 @@ class Fleet:
         """Let the model hold the central model; other ranks may have to wait meanwhile."""
         if self._is_closed:
             raise InputError("the fleet is closed: ask for the central model before close()")
+        self._stopwatch.forget_round()
         with self._average.central_aboard():
             yield self.model
 
@@ -241,6 +280,7 @@ class Fleet:
             raise InputError("this fleet keeps no moving average: give ema=SAMPLES to the Fleet")
         if self._is_closed:
             raise InputError("the fleet is closed: ask for the average before close()")
+        self._stopwatch.forget_round()
         rows = self._average.central_rows()
         for row, mean in zip(rows, self._ema.rows, strict=False):  # which the first rank alone has
             row.copy_(mean)
@@ -360,8 +400,10 @@ class Fleet:
         """Whether all learners of this rank have made the same number of steps."""
         return self._average.turn == 0
 
-    def resize(self, learners: int) -> None:
+    def resize(self, learners: int, speeds: Sequence[float] | None = None) -> None:
         """Go on with so many learners; all ranks call this between the same two rounds.
+
+        With speeds, ranks share them by these from now on.
 
         All begin where the central model stands, which loses its velocity. Old ones keep the state
         of their optimizers and their random streams, new ones begin with an optimizer at rest.
@@ -371,10 +413,12 @@ class Fleet:
             raise InputError("the fleet is closed: change the number of learners before close()")
         if not self.is_between_rounds:
             raise InputError("learners come and go between rounds only: see is_between_rounds")
-        shares = share(learners, self.world.size)
+        speeds = self._speeds if speeds is None else speeds
+        shares = share(learners, self.world.size, speeds)
         if isinstance(self.averaging, Pulled):
             self.averaging.pull(learners)  # which may be unstable
-        if learners == self.learners:
+        self._speeds = speeds
+        if shares == self.shares:
             return
         self._average.settle()
         before, first = self._average, self.mine.start
@@ -413,6 +457,11 @@ class Fleet:
         """
         self._average.restart()
 
+    @property
+    def times(self) -> Times:
+        """What this rank's rounds took so far, without those that were interrupted."""
+        return self._stopwatch.times
+
     def _look(self, rows: Callable[[], list[Tensor]]) -> None:
         """Let the moving average see the central model, if it is time to."""
         if self._ema and self.world.rank == 0 and self._ema.is_due(self.samples):
@@ -444,6 +493,16 @@ def rounds(start: int, stop: int, batch_size: int, learners: int, learner: int) 
         yield before, ((begin, end) if begin < end else None)
 
 
+def _given(readers: list[Reader], position: int) -> list[Reader]:
+    return readers
+
+
+def _reader(plan: Callable[[], Iterator[Round]], data: Any, reading: Mapping[str, Any]) -> Reader:
+    """A learner's rounds, and the batches of those in which it reads."""
+    wanted = (stretch for _, stretch in plan() if stretch)
+    return plan(), read(data, wanted, **reading)
+
+
 def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     yield from model.named_parameters()
     yield from model.named_buffers()
@@ -468,17 +527,25 @@ def check_reading(data: Any, batch_size: int, epochs: float, start: int) -> None
         raise InputError(f"start {start} is not possible: give 0 or more samples")
 
 
-def share(learners: int, ranks: int) -> list[range]:
+def share(learners: int, ranks: int, speeds: Sequence[float] | None = None) -> list[range]:
     """Return which learners each rank runs: in order, the first ranks one more if need be.
+
+    With speeds given, in the numbers with which the slowest rank ends a round soonest.
 
     >>> share(5, ranks=2)
     [range(0, 3), range(3, 5)]
+    >>> share(5, ranks=2, speeds=[1, 0.25])
+    [range(0, 4), range(4, 5)]
     """
     if learners < ranks:
         raise InputError(
             f"{learners} learners can't be shared by {ranks} ranks: "
             f"give {ranks} learners or more, or fewer ranks"
         )
-    size, longer = divmod(learners, ranks)
-    edges = [rank * size + min(rank, longer) for rank in range(ranks + 1)]
-    return [range(a, b) for a, b in pairwise(edges)]
+    paces = [1.0] * ranks if speeds is None else list(speeds)
+    if len(paces) != ranks or not all(math.isfinite(s) and s > 0 for s in paces):
+        raise InputError(
+            f"speeds {paces} are not possible: give {ranks} numbers above 0, one a rank"
+        )
+    counts = partition_of(learners, [Curve(0.0, 1 / pace) for pace in paces], [1] * ranks)
+    return [range(end - count, end) for count, end in zip(counts, accumulate(counts), strict=True)]

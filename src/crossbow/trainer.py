@@ -25,7 +25,7 @@ from crossbow.checkpoint.folder import Manifest
 from crossbow.checkpoint.saver import Said, Saver
 from crossbow.checkpoint.writer import Snapshot
 from crossbow.comm.world import World, joined
-from crossbow.config import Config, resolve
+from crossbow.config import Config, parse_speeds, resolve
 from crossbow.errors import DivergedError
 from crossbow.evaluation import Scores, calibrate, evaluate, final_metrics
 from crossbow.fleet import Fleet
@@ -36,6 +36,7 @@ from crossbow.monitor.machine import machine
 from crossbow.monitor.meter import Clock, LossMeter
 from crossbow.monitor.progress import Display, EvalReport, TrainReport, choose_display
 from crossbow.monitor.sinks import check_installed, names_in, open_sinks
+from crossbow.pace import FEWEST_SECONDS, Times, better_speeds, remarks
 from crossbow.resuming import Start, find_start, load_model, read_state, remember_run, settle
 from crossbow.stats.noise import OneLearnersNoise
 from crossbow.stats.watch import PARTS
@@ -56,6 +57,18 @@ class Reached:
     samples: int
     epoch: float
     seconds: float
+
+
+@dataclass(frozen=True)
+class RankTimes:
+    """How long a rank's rounds took, and how it waited for others."""
+
+    round_s: float
+    """Mean, without waiting."""
+    spread_s: float
+    """Standard deviation."""
+    idle: float
+    """Share of the time that it waited."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,6 +114,10 @@ class Result:
     stopped_by: str
     """epochs, target, time limit, interrupt or terminated."""
     run_dir: str
+    rank_times: list[RankTimes] = field(default_factory=list)
+    """Of each rank, if there are several."""
+    remarks: list[str] = field(default_factory=list)
+    """On unequal ranks, and such as vary."""
     final_metrics: dict[str, float] = field(default_factory=dict)
     """What the task computes of the final model: BLEU, say."""
 
@@ -167,6 +184,7 @@ class _Word(NamedTuple):
     seconds: float
     parts: dict[str, float] | None
     """Mean seconds of a step's parts."""
+    times: Times
 
 
 class _Run:
@@ -201,6 +219,8 @@ class _Run:
         self.meter = LossMeter()
         self.meetings = _Meetings()
         self.evaluations: list[EvalReport] = []
+        self.rank_times = self.watched = [Times()] * fleet.world.size
+        """Of each rank: all its rounds, and those until learners were last looked at."""
         self.target_first: Reached | None = None
         self.target_median: Reached | None = None
         self.stopped_by: str | None = None
@@ -302,6 +322,8 @@ class _Run:
             self._meet()
             if self.tuner and not self.stopped_by:
                 self._tune(self.tuner)
+            if self.settings.speeds == "auto" and not self.stopped_by:
+                self._follow_speeds()
         if self.restarts and self._has_dropped(before):
             self.fleet.restart()
             self._write("restart", samples=self.samples)
@@ -318,7 +340,20 @@ class _Run:
             seed=self.settings.seed,
             prepare=self.task.prepare,
             collate=self.task.collate,
+            partition=self.settings.partition,
         )
+
+    def _follow_speeds(self) -> None:
+        """Share learners anew if ranks turn out faster or slower than they were taken for."""
+        pairs = zip(self.rank_times, self.watched, strict=True)
+        lately = [now.since(then) for now, then in pairs]
+        if min(times.busy_s + times.waited_s for times in lately) < FEWEST_SECONDS:
+            return
+        self.watched = self.rank_times
+        if speeds := better_speeds(self.fleet.shares, lately):
+            self.fleet.resize(self.fleet.learners, speeds)
+            shares = [len(share) for share in self.fleet.shares]
+            self._write("shares", samples=self.samples, learners=shares)
 
     def _has_dropped(self, before: int) -> bool:
         """Whether the learning rate falls here by a step."""
@@ -333,7 +368,7 @@ class _Run:
         error = error or self.fleet.guard.trouble
         parts, seconds = self.fleet.watch.read(), self.clock.seconds()
         signal, bad = self.interrupts.seen, self.bad
-        word = _Word(losses, error, signal, bad, self.saver.say(), seconds, parts)
+        word = _Word(losses, error, signal, bad, self.saver.say(), seconds, parts, self.fleet.times)
         words: list[_Word] = self.fleet.world.gather(word)
         self.bad = []
         for learner, samples in (bad for said in words for bad in said.bad):
@@ -345,6 +380,7 @@ class _Run:
                 raise said.error
         self.meetings.held_at(words[0].seconds)
         self._complain(self.saver.hear([said.saving for said in words]))
+        self.rank_times = [said.times for said in words]
         limit = self.settings.time_limit_s
         if signals := [said.stopped_by for said in words if said.stopped_by]:
             self.stopped_by = signals[0]
@@ -571,6 +607,7 @@ class _Run:
 
     def _result(self, parameters: int) -> Result:
         last, noise = self.evaluations[-1], self._noise()
+        times = self.rank_times if self.fleet.world.size > 1 else []
         return Result(
             task=self.task.name,
             metric_name=last.metric_name,
@@ -599,6 +636,8 @@ class _Run:
             reseeded=self.reseeded,
             stopped_by=str(self.stopped_by),
             run_dir=str(self.log.path) if self.log else "",
+            rank_times=[RankTimes(t.mean_s, t.spread_s, t.idle) for t in times],
+            remarks=remarks(times) if times else [],
         )
 
 
@@ -693,6 +732,7 @@ def make_fleet(learner: Learner, settings: Config, name: str, learners: int) -> 
         learner.optimizer,
         averaging,
         learners=learners,
+        speeds=parse_speeds(settings.speeds),
         ema=settings.ema,
         compress=settings.compress,
         topology=settings.topology,

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from crossbow.cli.output import check_json_path, print_rows, write_json
-from crossbow.config import DEFAULTS, PRECISIONS, SINKS, Config
+from crossbow.config import DEFAULTS, PARTITIONS, PRECISIONS, SINKS, Config
 from crossbow.errors import InputError
 
 if TYPE_CHECKING:
@@ -117,6 +117,18 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         metavar="SPEC",
         help="by which ways: flat, ring, hierarchical:group=2, torus:rows=2, or auto, which "
         f"measures them at the start; default {DEFAULTS.topology}",
+    )
+    fleet.add_argument(
+        "--speeds",
+        metavar="S/S/...",
+        help="of the ranks, such as 2/1, or auto, which measures and follows: faster ones run more "
+        "of the learners; default: all alike",
+    )
+    fleet.add_argument(
+        "--partition",
+        choices=PARTITIONS,
+        help="equal batches, or such as follow the speed of their ranks, with --sync allreduce; "
+        f"default {DEFAULTS.partition}",
     )
     fleet.add_argument(
         "--ema",
@@ -287,6 +299,7 @@ def summarize(result: "Result") -> None:
         ("trained", f"{result.epochs:.4g} epochs, ended by {result.stopped_by}"),
         ("time", f"{result.seconds:.1f} s, of these {result.train_seconds:.1f} s training"),
         ("speed", f"{result.samples_per_second:,.0f} samples/s{_describe_crew(result)}"),
+        *(("ranks", remark) for remark in result.remarks),
         ("run", f"{result.run_dir}/  (model.safetensors, log.jsonl, result.json)"),
         ("next", f"crossbow train {result.task} --help"),
     ]

@@ -35,6 +35,8 @@ class Watch:
 
     def __init__(self) -> None:
         self.spans: list[Span] = []
+        self.waited_s = 0.0
+        """For other ranks, in all rounds."""
         self._kept = range(0)
         self._round, self._is_on = -1, False
         self._part, self._since, self._learner = "", 0.0, 0
@@ -77,6 +79,7 @@ class Watch:
 
     def waited(self, began: float, ended: float) -> None:
         """Hear of a wait."""
+        self.waited_s += ended - began
         if self._is_on and self._part == AVERAGING:
             self._add(WAITING, began, ended)
             self._sums[AVERAGING] -= ended - began
