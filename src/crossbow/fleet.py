@@ -386,7 +386,7 @@ class Fleet:
         if self.world.rank == 0:
             pairs.append((captured.shared, mine.shared))
         for saved, fresh in pairs:
-            if found := difference(saved, fresh, but=("optimizer", "options", "ema")):
+            if found := difference(saved, fresh, but=("optimizer", "options", "ema", "unsaid")):
                 raise InputError(f"what was saved doesn't fit this model and fleet: {found}")
 
     def save(self, path: str | Path) -> None:

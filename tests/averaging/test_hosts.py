@@ -15,7 +15,7 @@ from crossbow.averaging.family import parse
 from crossbow.comm.world import World, joined
 from crossbow.config import Config
 from crossbow.errors import InputError
-from crossbow.fleet import Fleet
+from crossbow.fleet import Captured, Fleet
 from crossbow.trainer import train
 from crossbow.zoo import tasks
 
@@ -152,6 +152,46 @@ def test_no_move_is_lost():
         for case, end in zip(cases, found, strict=True):
             exact = found[cases.index(("none", case[1]))]
             assert end == pytest.approx(exact, abs=1e-6), case
+
+
+def go_on(compress: str, sync: str) -> tuple[list[float], list[float]]:
+    """In a rank: where one fleet comes to rest, and another that goes on from its middle."""
+    ends = []
+    world, captured = World.from_environment(), None
+    for _ in range(2):
+        torch.manual_seed(1)
+        model = nn.Linear(6, 5).double()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        with Fleet(model, optimizer, parse(sync), learners=LEARNERS, compress=compress) as fleet:
+            if captured:
+                fleet.restore(captured, samples=0)
+            for step in range(10 if captured else 0, 20):
+                if step == 10 and not captured:
+                    own = fleet.capture()
+                    captured = Captured(world.broadcast(own.shared), own.learners)
+                for learner in fleet.mine:
+                    stream = torch.Generator().manual_seed(1000 * step + learner)
+                    inputs = torch.randn(4, 6, generator=stream, dtype=torch.float64)
+                    optimizer.zero_grad()
+                    (model(inputs) - inputs[:, :5]).square().mean().backward()
+                    optimizer.step()
+            for _ in range(RESTS * len(fleet.mine)):
+                fleet._average.rest()
+            ends.append(parameters(fleet.state_dict(), model).tolist())
+    return ends[0], ends[1]
+
+
+def go_on_all(cases: list[tuple[str, str]]) -> list[tuple[list[float], list[float]]]:
+    with joined(World.from_environment()):
+        return [go_on(*case) for case in cases]
+
+
+def test_a_fleet_that_goes_on_ends_where_it_would_have():
+    """What was not said when it was captured is said later."""
+    cases = [*product(["none", "onebit", "powersgd:rank=2"], ["sma", "adaptive:gain=1.0"])]
+    for found in run_ranks(go_on_all, HOSTS, cases, timeout_s=240):
+        for case, (whole, resumed) in zip(cases, found, strict=True):
+            assert resumed == pytest.approx(whole, abs=1e-12 if case[0] == "none" else 0.02), case
 
 
 def refused(route: dict) -> str:

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from crossbow.arena import Block
 from crossbow.averaging.gain import Gain
-from crossbow.averaging.gathering import Gathering, Letters
+from crossbow.averaging.gathering import Gathering, Letters, MeanOfHosts
 from crossbow.averaging.guard import Guard
 from crossbow.averaging.hosts import Exchange
 from crossbow.comm.shared import Clocks
@@ -245,13 +245,21 @@ class Centered:
         }
 
     def learner_states(self) -> list[dict[str, Any]]:
-        """Each learner's rows and buffers, and where the lag is 1 its last move."""
+        """Each learner's rows and buffers, where the lag is 1 its last move, and what it told.
+
+        What a host has yet to tell the others is its first learner's.
+        """
         lasts = self._last if self.terms.lag else [[] for _ in self._mine]
+        unsaid: list[Tensor] = []
+        if reduction := self._reduction():
+            self.clocks.wait(self.step + 1)
+            unsaid = reduction.unsaid()
         return [
             {
                 "rows": [row.now for row in rows],
                 "buffers": [_live(block)[learner] for block in self._letters.arena.buffers],
                 "last": last,
+                "unsaid": unsaid if learner == 0 else [],
             }
             for learner, rows, last in zip(self._mine, self._rows, lasts, strict=True)
         ]
@@ -279,7 +287,16 @@ class Centered:
                 _load_buffers(block, learner, value)
         if self._exchange:
             self._exchange.reduce.load_state_dict(shared, 0)
+        if reduction := self._reduction():
+            for own in learners:
+                reduction.keep(own["unsaid"])
         self._barrier()
+
+    def _reduction(self) -> MeanOfHosts | None:
+        """What the exchange does, if this rank runs it."""
+        reduction = self._exchange.reduce if self._exchange else None
+        assert reduction is None or isinstance(reduction, MeanOfHosts)
+        return reduction
 
     def _reseed(self) -> None:
         """Take the move of the learner aboard back, which went bad, and its optimizer's state."""

@@ -6,7 +6,7 @@ learner order. Between hosts the thread of the first rank does so and all-reduce
 (averaging/hosts.py), and the ranks read what it wrote down.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -172,6 +172,16 @@ class MeanOfHosts:
         """Write these means down."""
         for mean, saved in zip(self._letters.means, state["means"], strict=True):
             mean[parity].copy_(saved)
+
+    def unsaid(self) -> list[Tensor]:
+        """Moves that this host has yet to say, a row for each block."""
+        return [] if self._wire.is_exact else [moves.unsaid() for moves in self._moves]
+
+    def keep(self, unsaid: Sequence[Tensor]) -> None:
+        """Say these later, too; without compression nothing is left to be said later."""
+        if not self._wire.is_exact:
+            for moves, row in zip(self._moves, unsaid, strict=False):
+                moves.keep(row)
 
 
 def mean_of(rows: list[Tensor], out: Tensor) -> Tensor:

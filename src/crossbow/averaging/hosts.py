@@ -146,6 +146,9 @@ class CentralOfHosts:
             central[1 - parity].copy_(following)
             for letter in block.letters:
                 letter.right[parity].copy_(following)
+        for wire in self._over_hosts:
+            if isinstance(wire, Tracked):
+                wire.begin_anew()
 
     def __call__(self, parity: int) -> None:
         """Make the central model of the other parity."""
@@ -181,6 +184,10 @@ class Tracked:
         self._wire, self._layout = wire, layout
         self._moves: Moves | None = None
         self._last = self._agreed = torch.empty(0)
+
+    def begin_anew(self) -> None:
+        """Say the next row whole: it is no move away from the last one."""
+        self._moves = None
 
     def add_up(self, total: Tensor) -> None:
         """Set the row of this host, in place, to what is known of the sum of all hosts'."""

@@ -196,6 +196,14 @@ class PowerSGD:
             start = place.storage_offset() - self.kept.storage_offset()
             out[start : start + place.numel()].copy_(tensor.reshape(-1))
 
+    def unsaid(self) -> Tensor:
+        """What is kept."""
+        return self.kept
+
+    def keep(self, moves: Tensor) -> None:
+        """Keep more."""
+        self.kept.add_(moves)
+
     def state_dict(self) -> dict[str, Tensor]:
         """What is kept, and each Q."""
         return {"kept": self.kept, **{f"basis {i}": b for i, b in enumerate(self._bases)}}

@@ -41,6 +41,12 @@ class Channel(Protocol):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Keep what another kept."""
 
+    def unsaid(self) -> Tensor:
+        """What this host has yet to say, as a row of moves."""
+
+    def keep(self, moves: Tensor) -> None:
+        """Say this later, too."""
+
 
 @dataclass(frozen=True)
 class Route:
@@ -130,6 +136,14 @@ class Moves:
         """Go on where another was."""
         self.channel.load_state_dict(state)
 
+    def unsaid(self) -> Tensor:
+        """What this host has yet to say; it may be kept by another, and said through any codec."""
+        return self.channel.unsaid()
+
+    def keep(self, moves: Tensor) -> None:
+        """Say this later, too."""
+        self.channel.keep(moves.to(self.dtype))
+
 
 def _channel(
     compression: Compression, shapes: Shapes, like: Tensor, add_up: Sum, group: dist.ProcessGroup
@@ -137,7 +151,7 @@ def _channel(
     members = Members.of(group)
     match compression.name:
         case "none":
-            return Plain(add_up)
+            return Plain(add_up, torch.zeros_like(like))
         case "onebit":
             return Gathered(Speaker(OneBit(shapes), like), members)
         case "topk":
@@ -153,17 +167,29 @@ class Plain:
     """Everything is said."""
 
     sum: Sum
+    kept: Tensor
 
     def add_up(self, moves: Tensor) -> int:
         """Add up."""
+        moves.add_(self.kept)
+        self.kept.zero_()
         return self.sum(moves)
 
     def state_dict(self) -> dict[str, Any]:
-        """Nothing."""
-        return {}
+        """What was given to keep."""
+        return {"kept": self.kept}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Nothing to load."""
+        """Keep what another kept."""
+        self.kept.copy_(state["kept"])
+
+    def unsaid(self) -> Tensor:
+        """What was given to keep."""
+        return self.kept
+
+    def keep(self, moves: Tensor) -> None:
+        """Say it next time."""
+        self.kept.add_(moves)
 
 
 @dataclass(frozen=True)
@@ -189,6 +215,14 @@ class Gathered:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Keep what another kept."""
         self.speaker.load_state_dict(state)
+
+    def unsaid(self) -> Tensor:
+        """What the speaker keeps."""
+        return self.speaker.kept
+
+    def keep(self, moves: Tensor) -> None:
+        """Keep more."""
+        self.speaker.kept.add_(moves)
 
 
 @dataclass
@@ -242,6 +276,16 @@ class Sliced:
         """Keep what others kept."""
         self.speaker.load_state_dict(state["own"])
         self.summing.load_state_dict(state["sums"])
+
+    def unsaid(self) -> Tensor:
+        """What both speakers keep."""
+        row = self.speaker.kept.clone()
+        row.view(len(self.members), -1)[self.members.place].add_(self.summing.kept)
+        return row[: self.like.numel()]
+
+    def keep(self, moves: Tensor) -> None:
+        """Let the first speaker keep more."""
+        self.speaker.kept[: moves.numel()].add_(moves)
 
 
 def _gather(message: Tensor, members: Members) -> list[Tensor]:
