@@ -8,6 +8,7 @@ from tests.monitor.test_record import at, written
 
 from crossbow.monitor.figures import figures, thin
 from crossbow.monitor.record import read
+from crossbow.monitor.report import page
 
 START = {"event": "start", "task": "t", "learners": 2, "ranks": 1, "parameters": 10}
 
@@ -81,3 +82,43 @@ def test_thinning_keeps_ends_extremes_and_order(count: int) -> None:
     assert set(kept) <= set(points)
     if points:
         assert {points[0], points[-1], min(points, key=lambda p: p[2])} <= set(kept)
+
+
+ODD = [
+    *(None, True, -1, 0, 1e308, -1e308, 5e-324, float("nan"), float("inf"), 10**400),
+    *("", "accuracy", "\ud800", "</script>", [], [[[]]], {}, {"a": {"b": None}}, {"seconds": 3}),
+]
+NAMES = (
+    *("samples", "seconds", "epoch", "loss", "metric", "metric_name", "lr", "learners", "ranks"),
+    *("samples_per_second", "critical_batch", "critical_batch_error", "machine", "task", "target"),
+    *("compute_s", "waiting_s", "stopped_by", "message", "target_median", "batch_size"),
+)
+KINDS = (
+    "start",
+    "train",
+    "eval",
+    "divergence",
+    "learners",
+    "resume",
+    "wire",
+    "diverged",
+    "end",
+    "x",
+)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_any_log_makes_a_page(tmp_path: Path, seed: int) -> None:
+    draw = random.Random(seed)
+
+    def values() -> dict[str, Any]:
+        return {name: draw.choice(ODD) for name in draw.sample(NAMES, 8)}
+
+    lines = [{"event": draw.choice(KINDS), **values()} for _ in range(40)]
+    likely = [{**values(), **at(draw.randrange(99), draw.choice(KINDS))} for _ in range(40)]
+    folder = written(tmp_path / "run", *lines, *likely, "[" * 100_000)
+    for name in ("config.json", "result.json"):
+        (folder / name).write_text(json.dumps(values()))
+    text = page([folder, folder])
+    assert text.encode()
+    assert text.count("</script>") == 2

@@ -18,6 +18,8 @@ MOST_POINTS = 2000
 DRAWN = frozenset({"start", "train", "eval", "divergence", "wire", "end"})
 """Events that charts and cards show; the others are told in words."""
 
+SHORTEST_EPOCH = 1e-12
+
 Point = tuple[float, float, float, float | None]
 """Samples, seconds, value, and the error of that, if one is known."""
 
@@ -154,7 +156,7 @@ def _epoch_samples(record: Record) -> float | None:
     """Samples of an epoch, by the last event that gives both."""
     for event in reversed(record.events):
         samples, epoch = number(event, "samples"), number(event, "epoch")
-        if samples and epoch:
+        if samples and epoch and epoch > SHORTEST_EPOCH:
             return samples / epoch
     return None
 
@@ -296,13 +298,15 @@ def _points(record: Record, kind: str, name: str) -> list[Point]:
 
 def _learners(records: Sequence[Record]) -> list[Line]:
     """From what a run began with to what it ended with; nothing if no run changed it."""
-    if not any(record.of("learners") for record in records):
+    if not any(record.of("learners") or record.of("resume") for record in records):
         return []
     lines = []
     for run, record in enumerate(records):
         count = number(record.first("start"), "learners")
         points: list[Point] = [] if count is None else [(0.0, 0.0, count, None)]
-        points += _points(record, "learners", "learners")
+        points += sorted(
+            point for kind in ("learners", "resume") for point in _points(record, kind, "learners")
+        )
         if points:
             end = max((number(event, "samples") or 0.0 for event in record.events), default=0.0)
             points.append((end, record.seconds_at(end), points[-1][2], None))

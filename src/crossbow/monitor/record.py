@@ -6,7 +6,6 @@ of them the first time is left out.
 """
 
 import json
-import math
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +16,9 @@ from typing import Any
 from crossbow.errors import InputError
 
 Event = dict[str, Any]
+
+LARGEST = 1e100
+"""Numbers beyond are mistakes, and would overflow when they are multiplied."""
 
 
 @dataclass(frozen=True)
@@ -41,10 +43,10 @@ class Record:
     def seconds_at(self, samples: float) -> float:
         """When so many samples had been read, by the events that say so, and between them."""
         known, moments = self._moments
-        after = bisect_left(known, samples)
+        after = bisect_left(known, max(samples, 0.0))
         if after == len(known):
             return moments[-1]
-        if known[after] == samples:
+        if known[after] == max(samples, 0.0):
             return moments[after]
         share = (samples - known[after - 1]) / (known[after] - known[after - 1])
         return moments[after - 1] + share * (moments[after] - moments[after - 1])
@@ -72,10 +74,11 @@ def read(path: Path) -> Record:
 
 
 def number(values: Event, name: str) -> float | None:
-    """A finite number, or None for whatever else is there."""
+    """A number that can be computed with and drawn, or None for whatever else is there."""
     value = values.get(name)
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if is_number and math.isfinite(value) else None  # type: ignore[arg-type]
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if -LARGEST < value < LARGEST else None  # NaN is neither
 
 
 def short_names(paths: Sequence[Path]) -> list[str]:
@@ -97,7 +100,7 @@ def _advice(path: Path) -> str:
 def _read_object(path: Path) -> dict[str, Any]:
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return values if isinstance(values, dict) else {}
 
@@ -120,7 +123,7 @@ def _lines(log: Path) -> Iterator[Event]:
         for line in lines:
             try:
                 event = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue
             if isinstance(event, dict) and isinstance(event.get("event"), str):
                 yield event

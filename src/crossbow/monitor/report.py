@@ -72,7 +72,7 @@ def page(paths: Sequence[Path], *, poll_s: float | None = None) -> str:
         live="" if poll_s is None else f' data-live="{round(1000 * poll_s)}"',
         badge="" if poll_s is None else '<span class="badge" id="live">live</span>',
         policy=_policy(program, style, is_live=poll_s is not None),
-        title=html.escape(f"{names} - Crossbow"),
+        title=html.escape(f"{names} - Crossbow").encode(errors="replace").decode(),
         style=style,
         program=program,
         figures=to_json(shown),

@@ -65,7 +65,9 @@ def _open(name: str, path: Path, task: str, config: Mapping[str, Any]) -> Sink:
     try:
         return open_sink(path, task, config)
     except Exception as error:  # a server that isn't there, say
-        (path / "log.jsonl").unlink()  # so that the directory can be used once this is set right
+        log = path / "log.jsonl"
+        if not log.stat().st_size:  # so that the directory can be used once this is set right
+            log.unlink()
         raise InputError(f"log to {name!r} is not possible: {error}") from error
 
 
