@@ -84,6 +84,17 @@ def test_thinning_keeps_ends_extremes_and_order(count: int) -> None:
         assert {points[0], points[-1], min(points, key=lambda p: p[2])} <= set(kept)
 
 
+def test_a_run_that_was_taken_up_again_is_running(tmp_path: Path) -> None:
+    ended = [START, at(8, seconds=1, loss=1), {"event": "end", "stopped_by": "time limit"}]
+    folder = written(tmp_path, *ended)
+    (folder / "result.json").write_text('{"samples": 8, "learners": 2}')
+    assert figures([read(folder)])["runs"][0]["status"] == "ended by time limit"
+    written(tmp_path, *ended, at(8, "resume", learners=4), at(12, seconds=2, loss=1))
+    run = figures([read(folder)])["runs"][0]
+    assert (run["samples"], run["learners"], run["seconds"]) == (12, 4, 2)
+    assert run["status"].startswith("no end in the log")
+
+
 ODD = [
     *(None, True, -1, 0, 1e308, -1e308, 5e-324, float("nan"), float("inf"), 10**400),
     *("", "accuracy", "\ud800", "</script>", [], [[[]]], {}, {"a": {"b": None}}, {"seconds": 3}),

@@ -107,7 +107,7 @@ def _drawn(chart: Chart) -> Chart:
 
 def _run(name: str, record: Record) -> dict[str, Any]:
     """What a run's card says."""
-    start, result = record.first("start"), record.result
+    start, result = record.first("start"), {} if _goes_on(record) else record.result
     last = (record.of("eval") or [{}])[-1]
     train = (record.of("train") or [{}])[-1]
     metric_name = last.get("metric_name") or result.get("metric_name")
@@ -122,7 +122,7 @@ def _run(name: str, record: Record) -> dict[str, Any]:
         "samples": number(result, "samples") if result else number(train, "samples"),
         "epochs": number(result, "epochs") if result else number(train, "epoch"),
         "samples_per_second": _speed(record),
-        "learners": number(result or start, "learners"),
+        "learners": number(result, "learners") if result else _last_learners(record),
         "ranks": number(result or start, "ranks"),
         "parameters": number(start, "parameters"),
         "target": number(record.config, "target"),
@@ -161,13 +161,29 @@ def _epoch_samples(record: Record) -> float | None:
     return None
 
 
+def _goes_on(record: Record) -> bool:
+    """Whether the run was taken up again after its end, and has not ended since."""
+    return _turns(record)[-1:] == ["resume"]
+
+
+def _turns(record: Record) -> list[str]:
+    turns = ("start", "resume", "end", "diverged")
+    return [event["event"] for event in record.events if event["event"] in turns]
+
+
 def _status(record: Record) -> str:
-    diverged, end = record.of("diverged"), record.of("end")
-    if diverged:
-        return f"diverged: {diverged[-1].get('message', '')}"
-    if end:
-        return f"ended by {end[-1].get('stopped_by', 'itself')}"
+    match _turns(record)[-1:]:
+        case ["diverged"]:
+            return f"diverged: {record.of('diverged')[-1].get('message', '')}"
+        case ["end"]:
+            return f"ended by {record.of('end')[-1].get('stopped_by', 'itself')}"
     return "no end in the log: it is running, or was killed"
+
+
+def _last_learners(record: Record) -> float | None:
+    told = [e for e in record.events if e["event"] in ("start", "learners", "resume")]
+    found = [count for event in told if (count := number(event, "learners")) is not None]
+    return found[-1] if found else None
 
 
 def _charts(records: Sequence[Record]) -> list[Chart]:
@@ -322,7 +338,7 @@ def _levels(
 
 
 def _whole_batch(record: Record) -> float | None:
-    learners, size = number(record.first("start"), "learners"), number(record.config, "batch_size")
+    learners, size = _last_learners(record), number(record.config, "batch_size")
     shown = any(number(event, "critical_batch") for event in record.of("train"))
     return learners * size if learners and size and shown else None
 
