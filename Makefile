@@ -24,7 +24,7 @@ docs: .venv/ready  ## the documentation as a site, in site/
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[images]" --group dev --group docs
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[images,tensorboard]" --group dev --group docs
 	@touch $@
 
 clean:  ## forget the set-up and all caches
