@@ -10,6 +10,8 @@ rehearsed in turn, as `crossbow plan` does it. Goodput uses the critical batch s
 itself measured last. The run is `xb.train`, told by a plan in a cache of its own to start with too
 many. The ten minutes are not spent here: the tuner's tests simulate them.
 
+Takes three times --part-seconds and half a minute.
+
     sudo .venv/bin/python benchmarks/tuner.py --json benchmarks/results/tuner.json
 
 Needs root, for a load of higher priority. Exit code 0 if the claim holds, 1 if not.
@@ -104,6 +106,8 @@ def main() -> int:
     parser.add_argument("--part-seconds", type=float, default=60, help="of each of three parts")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
+    if args.part_seconds < LAST_S:
+        parser.error(f"--part-seconds {args.part_seconds} is too short: give {LAST_S:.0f} or more")
     machine, cores = facts(), sorted(os.sched_getaffinity(0))
     source, part = Source(args.task), args.part_seconds
     task = source.load()

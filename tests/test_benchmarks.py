@@ -56,6 +56,8 @@ def test_loop_overhead_measures_both_loops_in_every_round(tmp_path: Path) -> Non
         ("memory.py", "--models", "none"),
         ("allreduce.py", "--rounds", "0"),
         ("methods.py", "--json", "none", "--seeds", "0"),
+        ("plan.py", "--cases", "none"),
+        ("tuner.py", "--part-seconds", "0"),
     ],
 )
 def test_a_size_that_can_not_be_measured_is_refused(args: tuple[str, ...]) -> None:
@@ -99,6 +101,31 @@ def test_jitter_compares_what_was_added_with_what_the_delays_say(tmp_path: Path)
             assert added == pytest.approx(
                 expected["mean"] + line[f"{way}, pays"] * (expected["maximum"] - expected["mean"])
             )
+    assert done.returncode == (0 if all(result["holds"].values()) else 1)
+
+
+@pytest.mark.slow
+def test_plan_compares_with_all_candidates_and_measures_no_case_twice(tmp_path: Path) -> None:
+    size = ("--cases", "mlp-16", "--seconds", "1", "--json", f"{tmp_path}/out")
+    done = run("plan.py", *size)
+    assert done.returncode in (0, 1), done.stderr
+    case = json.loads((tmp_path / "out").read_text())["cases"]["mlp-16"]
+    assert case["chosen"] in case["goodput_of_finalists"]
+    assert 0 < case["choice_to_best"] <= 1
+    assert len(case["goodput_of_all"]) > 10
+    written = (tmp_path / "out").read_bytes()
+    assert "all cases measured" in run("plan.py", *size).stderr
+    assert (tmp_path / "out").read_bytes() == written
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.geteuid() != 0, reason="a load of higher priority needs root")
+def test_tuner_trains_under_a_load_and_judges(tmp_path: Path) -> None:
+    done = run("tuner.py", "--part-seconds", "12", "--json", f"{tmp_path}/out")
+    assert done.returncode in (0, 1), done.stderr
+    result = json.loads((tmp_path / "out").read_text())
+    assert set(result["learners"]) == {"found", "loaded", "recovered"}
+    assert result["start"] == 8 * len(os.sched_getaffinity(0))
     assert done.returncode == (0 if all(result["holds"].values()) else 1)
 
 

@@ -100,6 +100,8 @@ BAD = [
     ("batch_size", math.nan, f"batch size nan is not possible: {WHOLE}"),
     ("batch_size", "16", f"batch size 16 is not possible: {WHOLE}"),
     ("batch_size", True, f"batch size True is not possible: {WHOLE}"),
+    ("learners", "all", "number of learners all is not possible: give a whole number of learners"),
+    ("threads", 0, "number of threads 0 is not possible"),
     ("eval_every", 0, f"evaluation interval 0 is not possible: {WHOLE}"),
     ("eval_every", 0.5, f"evaluation interval 0.5 is not possible: {WHOLE}"),
     ("epochs", 0, "epochs 0 is not possible: give a finite number, above 0"),

@@ -120,6 +120,8 @@ BAD = {
     "optimizer value": ([*QUICK, "--optimizer", "sgd:momentum=-1"], "can't be used"),
     "unknown precision": ([*QUICK, "--precision", "bf17"], "did you mean 'bf16'?"),
     "no number": ([*QUICK, "--batch-size", "many"], "invalid int value: 'many'"),
+    "no number of learners": (["train", "mlp-digits", "--learners", "many"], "or auto"),
+    "threads of many": ([*QUICK, "--threads", "2", "--learners", "auto"], "leave out threads"),
     "batch size of zero": ([*QUICK, "--batch-size", "0"], "batch size 0 is not possible"),
     "batch size above the set": ([*QUICK, "--batch-size", "2000"], "above the 1437"),
     "nan rate": ([*QUICK, "--lr", "nan"], "learning rate nan is not possible"),

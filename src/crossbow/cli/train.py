@@ -231,7 +231,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _learners(text: str) -> int | str:
-    return text if text == "auto" else int(text)
+    try:
+        return text if text == "auto" else int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not possible: give a whole number, 1 or more, or auto"
+        ) from None
 
 
 def choose_ranks(learners: int | str, asked: int | None) -> int:
