@@ -388,7 +388,7 @@ class Scripted:
 
     spent_s = 1.5
 
-    def __init__(self, learners: int, choices: list[int], batch_size: int) -> None:
+    def __init__(self, learners: int, choices: list[int], batch_size: int, total: int) -> None:
         self.first, self.wanted, self.most = learners, [3, 1, 2], []
         assert learners in choices
 

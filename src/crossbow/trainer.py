@@ -721,7 +721,8 @@ def _make_tuner(task: Task, settings: Config, fleet: Fleet) -> Tuner:
     """A tuner of numbers that all ranks have an equal share of, and a round of which is read."""
     numbers = (fleet.world.size * a_rank for a_rank in LADDER)
     most = len(task.train) // settings.batch_size
-    return Tuner(fleet.learners, [k for k in numbers if k <= most], settings.batch_size)
+    choices = [k for k in numbers if k <= most]
+    return Tuner(fleet.learners, choices, settings.batch_size, total_samples(task, settings))
 
 
 def make_fleet(learner: Learner, settings: Config, name: str, learners: int) -> Fleet:

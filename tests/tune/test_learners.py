@@ -1,3 +1,4 @@
+import math
 import random
 from collections.abc import Callable
 
@@ -15,8 +16,8 @@ Curve = Callable[[int, float], float]
 class Run:
     """A run that is tuned, and where it was."""
 
-    def __init__(self, start: int, batch_size: int = 16) -> None:
-        self.tuner = Tuner(start, CHOICES, batch_size)
+    def __init__(self, start: int, total: float = math.inf) -> None:
+        self.tuner = Tuner(start, CHOICES, 16, total)
         self.seconds, self.samples = 0.0, 0.0
         self.went: list[tuple[float, int]] = [(0.0, start)]
 
@@ -119,6 +120,12 @@ def test_noise_that_grows_brings_learners_in() -> None:
     assert run.tuner.kept == 2
     run.go_on(400, curve, noise=0.01, critical=lambda _: 1e5)
     assert run.tuner.kept == 16
+
+
+def test_a_run_is_left_alone_that_ends_before_tuning_could_pay() -> None:
+    second = 1000  # samples, at the best number
+    assert Run(2, total=60 * second).go_on(60, peak_at(8)).tuner.learners == 2
+    assert Run(2, total=600 * second).go_on(60, peak_at(8)).tuner.learners == 8
 
 
 def test_no_more_learners_than_the_limit() -> None:

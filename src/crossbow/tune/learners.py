@@ -35,8 +35,8 @@ LASTING_WINDOWS, LASTING_CHANGE, LASTING_SHARE = 20, 0.15, 0.75
 PROMISE = 0.05
 """A number that was tried is tried again if it is worth more by this since, and promises a gain."""
 
-SHARE, CREDIT_S, TRIAL_S = 0.03, 12.0, 3.0
-"""Tuning may cost so much of the run, a few seconds at its beginning, and a trial about that."""
+SHARE, CREDIT_S, TRIAL_S = 0.03, 12.0, 4.0
+"""Tuning may cost so much of the run, of it a few seconds at its beginning; a trial about that."""
 
 
 @dataclass(frozen=True)
@@ -60,20 +60,27 @@ class _Tried:
 class Tuner:
     """Decides on the number of learners; all ranks that see the same decide the same."""
 
-    def __init__(self, learners: int, choices: Sequence[int], batch_size: int) -> None:
+    def __init__(
+        self,
+        learners: int,
+        choices: Sequence[int],
+        batch_size: int,
+        total_samples: float = math.inf,
+    ) -> None:
         """Begin.
 
         Args:
             learners: that the run starts with.
             choices: that may be tried.
             batch_size: of one learner.
+            total_samples: of the run, by which it is known how long it takes.
         """
         self.learners = self.kept = learners
         """At work now, and when nothing is tried."""
         self.spent_s = 0.0
         """Time at numbers that were tried and not kept."""
         self._choices = sorted({*choices, learners})
-        self._batch_size = batch_size
+        self._batch_size, self._total_samples = batch_size, total_samples
         self._critical_batch: float | None = None
         self._rates: deque[float] = deque(maxlen=LASTING_WINDOWS)
         self._trial: list[float] = []
@@ -170,7 +177,9 @@ class Tuner:
         return self._go(untried[0], f"to see whether {untried[0]} get on better than {self.kept}")
 
     def _may_try(self) -> bool:
-        return self.spent_s + TRIAL_S <= max(CREDIT_S, SHARE * self._seconds)
+        length_s = self._seconds * self._total_samples / self._samples
+        allowed = min(SHARE * length_s, max(CREDIT_S, SHARE * self._seconds))
+        return self.spent_s + TRIAL_S <= allowed
 
     def _watch(self) -> None:
         """In a steady run: forget what was tried once that can't be right any more."""
