@@ -34,6 +34,22 @@ def test_the_numbers_are_those_of_the_log(tmp_path: Path) -> None:
     assert shown["runs"][0]["metric"] == 0.75
 
 
+def test_each_metric_has_a_chart_of_its_own(tmp_path: Path) -> None:
+    named = {"accuracy": 0.75, "loss": 3.5}
+    runs = [
+        written(tmp_path / name, at(8, "eval", seconds=1, metric=value, metric_name=name))
+        for name, value in named.items()
+    ]
+    shown = figures([read(run) for run in runs])
+    (first,), (second,) = chart(shown, "metric")["lines"], chart(shown, "metric-2")["lines"]
+    assert (first["run"], first["points"][0][2], chart(shown, "metric")["unit"]) == (
+        0,
+        0.75,
+        "share",
+    )
+    assert (second["run"], second["points"][0][2]) == (1, 3.5)
+
+
 def test_a_log_that_says_little_shows_little(tmp_path: Path) -> None:
     logs = [(), (START,), (at(5),), (at(5, loss=None),), ({"event": "x", "y": {"z": [None, 1]}},)]
     records = [read(written(tmp_path / str(i), *lines)) for i, lines in enumerate(logs)]

@@ -110,13 +110,13 @@ def _run(name: str, record: Record) -> dict[str, Any]:
     start, result = record.first("start"), {} if _goes_on(record) else record.result
     last = (record.of("eval") or [{}])[-1]
     train = (record.of("train") or [{}])[-1]
-    metric_name = last.get("metric_name") or result.get("metric_name")
     return {
         "name": name,
         "task": str(start.get("task") or result.get("task") or "a run without a start"),
-        "metric_name": metric_name if isinstance(metric_name, str) else "metric",
+        "metric_name": _metric_name(record),
         "metric": number(result, "metric") if result else number(last, "metric"),
         "best": _best(record),
+        "final": _numbers(result.get("final_metrics")),
         "loss": number(result, "loss") if result else number(last, "loss"),
         "seconds": number(result, "seconds") if result else number(train, "seconds"),
         "samples": number(result, "samples") if result else number(train, "samples"),
@@ -138,6 +138,12 @@ def _best(record: Record) -> float | None:
     scores = [score for score in found if score is not None]
     is_share = record.first("eval").get("metric_name") == "accuracy"
     return max(scores) if scores and is_share else None
+
+
+def _numbers(values: Any) -> dict[str, float]:
+    """Those of an object's values that are numbers."""
+    found = values if isinstance(values, dict) else {}
+    return {str(k): value for k in found if (value := number(found, k)) is not None}
 
 
 def _speed(record: Record) -> float | None:
@@ -187,23 +193,8 @@ def _last_learners(record: Record) -> float | None:
 
 
 def _charts(records: Sequence[Record]) -> list[Chart]:
-    metric = records[0].first("eval").get("metric_name") if records else None
-    name = metric if isinstance(metric, str) else "metric"
     return [
-        Chart(
-            "metric",
-            f"Test {name}",
-            "Of the model that is kept: the central model, or its moving average.",
-            unit="share" if name == "accuracy" else "number",
-            has_close_up=True,
-            lines=_lines(
-                records,
-                ("eval", "metric", "test", "solid"),
-                ("eval", "last_metric", "without the moving average", "dashed"),
-                ("divergence", "learner_metric", "one learner alone", "dotted"),
-            ),
-            levels=_levels(records, "target", lambda record: number(record.config, "target")),
-        ),
+        *_metrics(records),
         Chart(
             "loss",
             "Loss",
@@ -289,6 +280,37 @@ def _charts(records: Sequence[Record]) -> list[Chart]:
             ),
         ),
     ]
+
+
+def _metrics(records: Sequence[Record]) -> list[Chart]:
+    """A chart for each metric that the runs are scored by."""
+    names = list(dict.fromkeys(_metric_name(record) for record in records))
+    charts = []
+    for place, name in enumerate(names):
+        # a run of another metric keeps its place among the runs, and draws nothing
+        of_it = [r if _metric_name(r) == name else Record(r.path) for r in records]
+        charts.append(
+            Chart(
+                f"metric-{place + 1}" if place else "metric",
+                f"Test {name}",
+                "Of the model that is kept: the central model, or its moving average.",
+                unit="share" if name == "accuracy" else "number",
+                has_close_up=True,
+                lines=_lines(
+                    of_it,
+                    ("eval", "metric", "test", "solid"),
+                    ("eval", "last_metric", "without the moving average", "dashed"),
+                    ("divergence", "learner_metric", "one learner alone", "dotted"),
+                ),
+                levels=_levels(of_it, "target", lambda record: number(record.config, "target")),
+            )
+        )
+    return charts
+
+
+def _metric_name(record: Record) -> str:
+    name = record.first("eval").get("metric_name") or record.result.get("metric_name")
+    return name if isinstance(name, str) else "metric"
 
 
 def _lines(records: Sequence[Record], *wanted: tuple[str, str, str, str]) -> list[Line]:

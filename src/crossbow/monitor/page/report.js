@@ -377,6 +377,7 @@ function card(run, number) {
   const crew = run.learners === null ? "–" : `${run.learners} on ${run.ranks ?? "?"} rank${run.ranks === 1 ? "" : "s"}`;
   const facts = [
     ["best on the way", run.best === null ? null : shown(run.best, unit)],
+    ...Object.entries(run.final).map(([name, value]) => [name, plain(value)]),
     ["test loss", run.loss === null ? null : plain(run.loss)],
     ["target", run.target === null ? null : `${shown(run.target, unit)}, ${run.target_seconds === null ? "not reached" : `after ${duration(run.target_seconds)}`}`],
     ["time", duration(run.seconds)],
