@@ -18,7 +18,7 @@ from crossbow.cli import build_parser
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 SECTIONS = {"Guide": "guide", "Algorithms": "algorithms", "Applications": "applications"}
-FIRST = ["training.md", "fleet.md", "report.md", "sma.md", "adaptive.md"]
+FIRST = ["README.md", "training.md", "fleet.md", "report.md", "sma.md", "adaptive.md"]
 REFERENCE = "reference/command-line.md"
 LANGUAGES = {".py": "python", ".sh": "bash", ".sbatch": "bash", ".json": "json", ".toml": "toml"}
 LINK = re.compile(r"\[([^\]]*)\]\(([^)#\s]+)(#[^)\s]*)?\)")

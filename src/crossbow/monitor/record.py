@@ -34,7 +34,14 @@ class Record:
 
     def of(self, kind: str) -> list[Event]:
         """The events of a kind."""
-        return [event for event in self.events if event["event"] == kind]
+        return self._by_kind.get(kind, [])
+
+    @cached_property
+    def _by_kind(self) -> dict[str, list[Event]]:
+        kinds: dict[str, list[Event]] = {}
+        for event in self.events:
+            kinds.setdefault(event["event"], []).append(event)
+        return kinds
 
     def first(self, kind: str) -> Event:
         """The first event of a kind, or nothing."""

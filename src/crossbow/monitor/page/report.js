@@ -75,7 +75,7 @@ function short(value) {
   if (size >= 1e9) return `${+(value / 1e9).toPrecision(4)}G`;
   if (size >= 1e6) return `${+(value / 1e6).toPrecision(4)}M`;
   if (size >= 1e4) return `${+(value / 1e3).toPrecision(4)}k`;
-  if (size && size < 1e-3) return value.toExponential(0);
+  if (size && size < 1e-3) return Number(value.toPrecision(3)).toExponential();
   return `${+value.toPrecision(4)}`;
 }
 
@@ -483,8 +483,9 @@ function show() {
 async function follow(interval) {
   const badge = document.getElementById("live");
   let version = "";
-  const wait = () => new Promise((done) => setTimeout(done, interval));
+  const wait = (time) => new Promise((done) => setTimeout(done, time));
   for (;;) {
+    const asked = performance.now();
     try {
       const answer = await fetch(`figures.json?known=${version}`, { cache: "no-store" });
       if (answer.status === 200) {
@@ -498,7 +499,7 @@ async function follow(interval) {
       badge.textContent = "no longer served";
       badge.classList.add("lost");
     }
-    await wait();
+    await wait(Math.max(interval, 20 * (performance.now() - asked))); // a long log takes long to read
   }
 }
 
