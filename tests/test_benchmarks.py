@@ -268,3 +268,23 @@ def test_applications_compare_what_was_written_with_the_claim(tmp_path: Path) ->
     assert done.returncode == 1, done.stderr
     (result,) = json.loads((tmp_path / "out").read_text())["results"]
     assert result["final_metrics"]["exact_match"] < result["claimed"] == 0.95
+
+
+def test_engines_compares_ways_of_one_model(tmp_path: Path) -> None:
+    ways = ("--ways", "sequential", "stacked")
+    size = ("--models", "mlp", "--rounds", "2", "--seconds", "0.01", "--learners", "2")
+    done = run("engines.py", "stacked", *size, *ways, "--json", f"{tmp_path}/out")
+    assert done.returncode == 0, done.stderr
+    (row,) = json.loads((tmp_path / "out").read_text())["rows"]
+    assert set(row["ratio_to_sequential"]) == {"sequential", "stacked"}
+    assert row["ratio_to_sequential"]["sequential"] == 1.0
+
+
+def test_gpu_engines_writes_down_what_fails_and_goes_on(tmp_path: Path) -> None:
+    size = ("--models", "mlp", "--learners", "0", "2", "--seconds", "0.01", "--device", "cpu")
+    done = run("gpu_engines.py", *size, "--json", f"{tmp_path}/out")
+    assert done.returncode == 0, done.stderr
+    result = json.loads((tmp_path / "out").read_text())
+    assert result["checks"][0]["relative_distance"] < 1e-3
+    assert ["error" in row for row in result["speeds"]] == [True, True, False, False]
+    assert "Traceback" in result["speeds"][0]["traceback"]

@@ -28,6 +28,7 @@ OF_EACH_FIELD = {  # one legal value that is not the default
     "target": -2.5,
     "eval_every": 1,
     "time_limit_s": 0.5,
+    "engine": "stacked",
     "precision": "bf16",
     "channels_last": True,
     "compile": True,
@@ -119,7 +120,11 @@ BAD = [
     ("target", -math.inf, "target -inf is not possible: give a finite number"),
     ("seed", 1.5, "seed 1.5 is not possible: give a whole number from -2^63 to 2^64 - 1"),
     ("seed", 2**64, f"seed {2**64} is not possible: give a whole number from -2^63 to 2^64 - 1"),
-    ("precision", "bf17", "unknown precision 'bf17'; did you mean 'bf16'? (legal: float32, bf16)"),
+    (
+        "precision",
+        "bf17",
+        "unknown precision 'bf17'; did you mean 'bf16'? (legal: float32, bf16, fp16)",
+    ),
 ]
 
 

@@ -19,7 +19,10 @@ if TYPE_CHECKING:  # the command line reads this module before it needs torch
 
     MakeOptimizer = Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer]
 
-Precision = Literal["float32", "bf16"]
+Engine = Literal["auto", "sequential", "stacked", "streams"]
+ENGINES: tuple[str, ...] = get_args(Engine)
+
+Precision = Literal["float32", "bf16", "fp16"]
 PRECISIONS: tuple[str, ...] = get_args(Precision)
 
 SINKS = {"tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow"}
@@ -74,6 +77,8 @@ class Config:
     """Samples between evaluations; an epoch if unsaid."""
     time_limit_s: float | None = UNSAID
     """Stop after this many seconds."""
+    engine: Engine = UNSAID
+    """How a rank runs its learners."""
     precision: Precision = UNSAID
     channels_last: bool = UNSAID
     compile: bool = UNSAID
@@ -114,6 +119,8 @@ class Config:
         _check_count("number of checkpoints", self.keep, "checkpoints")
         _check_number("target", self.target, -math.inf, math.inf)
         _check_seed(self.seed)
+        if self.engine is not None:
+            check_choice("engine", self.engine, ENGINES)
         if self.precision is not None:
             check_choice("precision", self.precision, PRECISIONS)
         for name in self.log_to.split(",") if self.log_to else ():
@@ -208,6 +215,7 @@ DEFAULTS = Config(
     partition="equal",
     bn_samples=2048,
     seed=0,
+    engine="auto",
     precision="float32",
     channels_last=False,
     compile=False,

@@ -17,7 +17,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, islice
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
@@ -37,6 +37,7 @@ from crossbow.averaging.guard import Guard
 from crossbow.averaging.partition import Curve
 from crossbow.averaging.partition import partition as partition_of
 from crossbow.averaging.resizing import at_rest, reassign
+from crossbow.averaging.synchronous import Synchronous
 from crossbow.averaging.weights import MovingAverage
 from crossbow.checkpoint.model import save_model
 from crossbow.checkpoint.tree import copied, difference
@@ -48,6 +49,7 @@ from crossbow.config import PARTITIONS
 from crossbow.data.augment import Prepare
 from crossbow.data.loader import Batch, Stretch, read
 from crossbow.engines.optimizers import load_options, named_own, options_of, own_by_name
+from crossbow.engines.sequential import Sequential
 from crossbow.errors import InputError, check_choice
 from crossbow.pace import Pace, Stopwatch, Times, sized_rounds
 from crossbow.stats.divergence import Divergence, divergence, square_distance, unit_sum
@@ -56,7 +58,7 @@ from crossbow.stats.watch import COMPUTE, Watch
 Round = tuple[int, Stretch | None]
 """Samples read by all learners before a round, and what one learner reads in it."""
 
-Reader = tuple[Iterator[Round], Iterator[Batch]]
+Reader = tuple[Iterator[Round], "Ahead"]
 """One learner's rounds, and its batches in those in which it reads."""
 
 
@@ -113,6 +115,7 @@ class Fleet:
         """Sees where the time of a step goes."""
         self._stopwatch = Stopwatch()
         self._ema = None if ema is None else _moving_average(ema)
+        self._readers: Sequence[Reader] = ()
         self._adopt(self.learners)
         self._is_closed = False
 
@@ -227,15 +230,21 @@ class Fleet:
                 "take it, or leave partition='equal'"
             )
 
+    def batches_ahead(self) -> list[Batch]:
+        """The batches of this rank's other learners in a round whose first one was just given."""
+        found = [batches.peek() for _, batches in self._readers[1:]]
+        return [batch for batch in found if batch is not None]
+
     def _in_turn(
         self, make_readers: Callable[[int], list[Reader]], start: int, stop: int, batch_size: int
     ) -> Iterator[Batch]:
         """Yield a batch for the learner aboard, until there are no more rounds."""
         readers, shares = make_readers(start), self.shares
         while True:
+            self._readers = readers
             if shares != self.shares:  # resized after a round, whose end is where to go on
                 readers = make_readers(min(self.samples + shares[-1].stop * batch_size, stop))
-                shares = self.shares
+                self._readers, shares = readers, self.shares
             schedule, batches = readers[self._average.turn]
             now = next(schedule, None)
             if now is None:
@@ -449,6 +458,18 @@ class Fleet:
         with self._average.central_aboard(rows):
             return {name: p.detach().clone() for name, p in self.model.named_parameters()}
 
+    def rest(self) -> None:
+        """In the place of the optimizer's step: the learner aboard sits out a move of its own."""
+        self._average.rest()
+
+    @property
+    def crew(self) -> Sequential | None:
+        """The learners of this rank, if there are several whose gradients may be taken at once."""
+        average = self._average
+        if isinstance(average, Synchronous | Centered) and len(self.mine) > 1:
+            return average.engine
+        return None
+
     def restart(self) -> None:
         """Put all learners at the central model, at rest; all ranks call this at the same step.
 
@@ -497,10 +518,29 @@ def _given(readers: list[Reader], position: int) -> list[Reader]:
     return readers
 
 
+class Ahead:
+    """An iterator whose next item may be looked at before it is taken."""
+
+    def __init__(self, items: Iterator[Batch]) -> None:
+        self._items, self._seen = items, list[Batch]()
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Batch:
+        return self._seen.pop() if self._seen else next(self._items)
+
+    def peek(self) -> Batch | None:
+        """The next item, if there is one."""
+        if not self._seen:
+            self._seen = list(islice(self._items, 1))
+        return self._seen[0] if self._seen else None
+
+
 def _reader(plan: Callable[[], Iterator[Round]], data: Any, reading: Mapping[str, Any]) -> Reader:
     """A learner's rounds, and the batches of those in which it reads."""
     wanted = (stretch for _, stretch in plan() if stretch)
-    return plan(), read(data, wanted, **reading)
+    return plan(), Ahead(read(data, wanted, **reading))
 
 
 def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

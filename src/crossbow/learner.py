@@ -1,7 +1,7 @@
 """Learner: a model with what it takes to move it by one batch."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -10,11 +10,18 @@ from torch import Tensor, nn
 
 from crossbow.comm.world import World
 from crossbow.config import Config
+from crossbow.engines.choice import choose
+from crossbow.engines.objective import Batch, Engine, Objective
+from crossbow.engines.sequential import Sequential
 from crossbow.errors import InputError
+from crossbow.fleet import Fleet
 from crossbow.optim import schedule
 from crossbow.optim.build import build_optimizer
+from crossbow.optim.scaling import LossScales
 from crossbow.stats.noise import OneLearnersNoise
 from crossbow.task import Task
+
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Learner:
@@ -23,6 +30,7 @@ class Learner:
     def __init__(self, task: Task, settings: Config, world: World) -> None:
         _check(task, settings)
         self.device = _choose_device(settings.device, world)
+        _check_precision(settings.precision, self.device)
         self.channels_last = settings.channels_last
         self.model = task.build_model().to(self.device)
         if settings.channels_last:
@@ -36,23 +44,98 @@ class Learner:
         self.rate = _make_schedule(task, settings)
         self.noise: OneLearnersNoise | None = None
         """Looks at the gradients, where the averaging doesn't."""
+        self._engine: Engine | None = None
+        """Chosen in the first round of a crew: by then it is known what batches look like."""
+        self._crew: Sequential | None = None
+        self._fleet: Fleet | None = None
+        self._say: Callable[[str, str], None] = lambda engine, reason: None
+        self._losses: Iterator[Tensor] = iter(())
+        self._number = 0
+        self._engine_name, self._compiles = settings.engine, settings.compile
+        self._is_float16 = settings.precision == "fp16"
+        self.scales: LossScales | None = None
+        """In float16: of the learners' losses."""
+        self._learning = [p for p in self.model.parameters() if p.requires_grad]
         self._full_rates = [group["lr"] for group in self.optimizer.param_groups]
 
+    def join(self, fleet: Fleet, say: Callable[[str, str], None]) -> None:
+        """Be the learners of this rank, in turn.
+
+        Args:
+            fleet: steps the optimizer, and knows what its learners read.
+            say: told the engine and why, if it isn't the one that was asked for.
+        """
+        self._fleet, self._say = fleet, say
+
     def step(self, inputs: Tensor, targets: Tensor, samples_seen: int) -> Tensor:
-        """Move by one batch; return its loss."""
-        if self.channels_last or self.device.type != "cpu":
-            inputs = _place(inputs, self.device, self.channels_last)
-            targets = targets.to(self.device)
+        """Move the learner aboard by one batch; return its loss."""
+        loss = next(self._losses, None)
+        if loss is None:  # a round begins
+            self._losses = self._round(inputs, targets)
+            loss = next(self._losses)
         rate = self.rate(samples_seen)
         for group, full in zip(self.optimizer.param_groups, self._full_rates, strict=True):
             group["lr"] = full * rate
-        loss = self.loss(self.forward(inputs), targets)
-        self.optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        if self.scales and not self.scales.unscale(self._number, self._learning):
+            self._rest()
+            return loss
         if self.noise:
             self.noise.look()
         self.optimizer.step()
-        return loss.detach()
+        return loss
+
+    def _round(self, inputs: Tensor, targets: Tensor) -> Iterator[Tensor]:
+        """Yield losses with gradients in the parameters: of this batch, and of those of its round.
+
+        The sequential engine is given one batch at a time, so that none has to wait in memory.
+        """
+        crew = self._fleet.crew if self._fleet else None
+        if self._engine is None or self._crew is not crew:
+            self._choose_engine(crew, (inputs, targets))
+        assert self._engine is not None
+        batches = [(inputs, targets), *self._ahead()]
+        scales = self.scales.values if self.scales else None
+        for number, loss in enumerate(self._engine.gradients(self._placed(batches), scales)):
+            self._number = number
+            yield loss
+
+    def _ahead(self) -> list[Batch]:
+        """The other batches of this round, for engines that want them all."""
+        wants = self._crew and (self._engine is None or self._engine.name != "sequential")
+        if self.scales:  # a learner's scale is known by its place in a round
+            wants = self._fleet is not None
+        return self._fleet.batches_ahead() if wants and self._fleet else []
+
+    def _choose_engine(self, crew: Sequential | None, batch: Batch) -> None:
+        """Choose how this crew computes gradients; say why not as asked, if it is not."""
+        self._engine, self._crew = None, crew
+        batches = [batch, *self._ahead()]
+        if self._is_float16:
+            self.scales = LossScales(len(self._fleet.mine) if self._fleet else 1, self.device)
+        self._engine, reason = choose(
+            self._engine_name,
+            Objective(self.model, self.run_plainly, self.loss),
+            lambda inputs, targets: self.loss(self.forward(inputs), targets),
+            self.optimizer,
+            crew,
+            self._placed(batches),
+            compiles=self._compiles,
+        )
+        if reason:
+            self._say(self._engine.name, reason)
+
+    def _rest(self) -> None:
+        if self._fleet:
+            self._fleet.rest()
+
+    def _placed(self, batches: Sequence[Batch]) -> Sequence[Batch]:
+        """The batches where the model is."""
+        if not self.channels_last and self.device.type == "cpu":
+            return batches
+        return [
+            (_place(inputs, self.device, self.channels_last), _place(targets, self.device, False))
+            for inputs, targets in batches
+        ]
 
 
 def total_samples(task: Task, settings: Config) -> int:
@@ -85,6 +168,13 @@ def _check(task: Task, settings: Config) -> None:
         )
 
 
+def _check_precision(precision: str, device: torch.device) -> None:
+    if precision == "fp16" and device.type != "cuda":
+        raise InputError(
+            f"precision fp16 can't be used on {device}: it needs CUDA; give bf16 or float32"
+        )
+
+
 def _choose_device(name: str, world: World) -> torch.device:
     if name == "auto":
         gpus = torch.cuda.device_count()
@@ -105,11 +195,13 @@ def _make_forward(
     if settings.precision == "float32":
         return run
 
-    def run_in_bf16(inputs: Tensor) -> Tensor:
-        with torch.autocast(device.type, torch.bfloat16):
+    dtype = _DTYPES[settings.precision]
+
+    def run_under_autocast(inputs: Tensor) -> Tensor:
+        with torch.autocast(device.type, dtype):
             return run(inputs).float()
 
-    return run_in_bf16
+    return run_under_autocast
 
 
 def _make_optimizer(model: nn.Module, settings: Config) -> torch.optim.Optimizer:
@@ -127,6 +219,8 @@ def _make_schedule(task: Task, settings: Config) -> schedule.Schedule:
 
 
 def _place(inputs: Tensor, device: torch.device, channels_last: bool) -> Tensor:
+    if device.type == "cuda":  # from pinned memory the copy is queued, and nobody waits for it
+        inputs = inputs.pin_memory().to(device, non_blocking=True)
     if channels_last and inputs.dim() == 4:
         return inputs.to(device, memory_format=torch.channels_last)
     return inputs.to(device)

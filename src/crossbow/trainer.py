@@ -283,6 +283,7 @@ class _Run:
     def loop(self) -> None:
         """Train until something ends it."""
         self.learner.model.train()
+        self.learner.join(self.fleet, self._say_engine)
         for inputs, targets in self._batches():
             loss = self.learner.step(inputs, targets, self.fleet.samples)
             self.fleet.watch.step_ended()
@@ -300,6 +301,12 @@ class _Run:
         self.stopped_by = self.stopped_by or "epochs"
         if self.settings.profile:
             self._write_trace()
+
+    def _say_engine(self, engine: str, reason: str) -> None:
+        """Tell why gradients are not computed as asked."""
+        asked = self.settings.engine
+        self._write("engine", asked=asked, engine=engine, reason=reason)
+        self.display.note(f"engine {engine} in the place of {asked}: {reason}")
 
     def _went_bad(self) -> bool:
         """Whether the learner that has just moved was put back at the central model."""

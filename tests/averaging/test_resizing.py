@@ -133,7 +133,7 @@ def test_the_gain_goes_on_from_what_was_measured():
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     with Fleet(model, optimizer, xb.adaptive(), learners=2) as fleet:
-        stepped(fleet, 5)
+        stepped(fleet, 40)
         fleet.resize(4)
         noise = fleet.gain.meter._totals()
         assert fleet.gain.value == pytest.approx(

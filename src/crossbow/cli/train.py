@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from crossbow.cli.output import check_json_path, print_rows, write_json
-from crossbow.config import DEFAULTS, PARTITIONS, PRECISIONS, SINKS, Config
+from crossbow.config import DEFAULTS, ENGINES, PARTITIONS, PRECISIONS, SINKS, Config
 from crossbow.errors import InputError
 
 if TYPE_CHECKING:
@@ -150,6 +150,12 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     stop.add_argument("--eval-every", type=int, metavar="SAMPLES", help="default: an epoch")
     stop.add_argument("--time-limit", type=float, metavar="SECONDS", dest="time_limit_s")
     speed = parser.add_argument_group("how to compute")
+    speed.add_argument(
+        "--engine",
+        choices=ENGINES,
+        help="how a rank runs its learners: one after another, all in one call, or each on a CUDA "
+        f"stream of its own; default {DEFAULTS.engine}, one after another",
+    )
     speed.add_argument("--precision", choices=PRECISIONS, help=f"default {DEFAULTS.precision}")
     speed.add_argument("--channels-last", action="store_true", default=None)
     speed.add_argument("--compile", action="store_true", default=None, help="use torch.compile")

@@ -7,14 +7,15 @@ own.
 
 import copy
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from crossbow.arena import Arena
+from crossbow.arena import Arena, Block
+from crossbow.engines.objective import Batch
 from crossbow.errors import InputError
 
 
@@ -32,6 +33,32 @@ class Own(NamedTuple):
 
     optimizer_state: Any
     random_state: Tensor
+
+
+class InTurn:
+    """Gradients one learner after another: those of the learner aboard."""
+
+    name = "sequential"
+
+    def __init__(
+        self, objective: Callable[[Tensor, Tensor], Tensor], optimizer: torch.optim.Optimizer
+    ) -> None:
+        """Begin.
+
+        Args:
+            objective: the loss of a batch (inputs, targets).
+            optimizer: of the model.
+        """
+        self._objective, self._optimizer = objective, optimizer
+
+    def gradients(self, batches: Sequence[Batch], scales: Tensor | None = None) -> Iterator[Tensor]:
+        """Yield losses, with the gradients in the parameters."""
+        for number, (inputs, targets) in enumerate(batches):
+            loss = self._objective(inputs, targets)
+            self._optimizer.zero_grad()
+            scale = None if scales is None else scales[number].to(loss.dtype)
+            loss.backward(scale)  # type: ignore[no-untyped-call]
+            yield loss.detach()
 
 
 class Sequential:
@@ -61,6 +88,7 @@ class Sequential:
         self._places, self._buffer_places = _places(model), _buffer_places(model)
         self._frozen = [(name, p) for name, p in parameters.items() if not p.requires_grad]
         self._optimizer = optimizer
+        self._arena, self._learners = arena, learners
         copies = range(arena.copies)
         self._rows = [[_row_views(arena, copy, j) for j in learners] for copy in copies]
         self._live = [_live_views(arena, j) for j in learners]
@@ -152,6 +180,27 @@ class Sequential:
         for tensors in (self._parameters, self._buffers):
             _point(tensors, [tensor.detach().clone() for tensor in tensors])
 
+    def __len__(self) -> int:
+        return len(self._rows[0])
+
+    @property
+    def parity(self) -> int:
+        """Of the rows that the learner aboard was boarded with."""
+        return self._parity
+
+    def stacked(self, parity: int) -> dict[str, Tensor]:
+        """All learners' parameters of this parity as views (m, ...) of their rows, by name."""
+        return _stacks(
+            self._arena.parameters,
+            self._learners,
+            [block.rows[parity] for block in self._arena.parameters],
+        )
+
+    def stacked_buffers(self) -> dict[str, Tensor]:
+        """All learners' live buffers as views (m, ...) of their rows, by name."""
+        blocks = self._arena.buffers
+        return _stacks(blocks, self._learners, [b.live for b in blocks if b.live is not None])
+
     def owns(self) -> list[Own]:
         """What each learner has to itself."""
         self._random_states[self._aboard] = torch.get_rng_state()
@@ -225,6 +274,20 @@ def _copy_of(state: Any) -> Any:
 def _point(tensors: Sequence[Tensor], places: Sequence[Tensor]) -> None:
     for tensor, place in zip(tensors, places, strict=True):
         tensor.data = place
+
+
+def _stacks(
+    blocks: Sequence[Block], learners: Sequence[int], rows: Sequence[Tensor]
+) -> dict[str, Tensor]:
+    """Views (m, ...) of neighboring rows (k, n), by the tensors' names."""
+    found = {}
+    for block, all_rows in zip(blocks, rows, strict=True):
+        mine = all_rows[learners[0] : learners[-1] + 1]
+        for name, slot in zip(block.layout.names, block.layout.slots, strict=True):
+            shape, stride = (len(learners), *slot.shape), (mine.stride(0), *slot.stride)
+            offset = mine.storage_offset() + slot.offset
+            found[name] = mine.as_strided(shape, stride, offset)
+    return found
 
 
 def _row_views(arena: Arena, parity: int, learner: int) -> list[Tensor]:

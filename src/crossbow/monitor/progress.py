@@ -1,7 +1,7 @@
 """Progress: what a person sees while a run trains.
 
 On a terminal a live bar with a line for every evaluation; elsewhere plain lines, few enough to read
-in a log file; or nothing. All three follow the same four calls, and none of them runs a thread.
+in a log file; or nothing. All three follow the same calls, and none of them runs a thread.
 """
 
 import sys
@@ -73,6 +73,9 @@ class Display(Protocol):
     def evaluated(self, report: EvalReport) -> None:
         """The model was scored."""
 
+    def note(self, line: str) -> None:
+        """Something else is worth a line."""
+
     def close(self) -> None:
         """Training has ended, well or not."""
 
@@ -100,6 +103,9 @@ class Silent:
         """Say nothing."""
 
     def evaluated(self, report: EvalReport) -> None:
+        """Say nothing."""
+
+    def note(self, line: str) -> None:
         """Say nothing."""
 
     def close(self) -> None:
@@ -130,6 +136,10 @@ class Plain:
     def evaluated(self, report: EvalReport) -> None:
         """Print the scores."""
         self._print(str(report))
+
+    def note(self, line: str) -> None:
+        """Print it."""
+        self._print(line)
 
     def close(self) -> None:
         """Nothing is open."""
@@ -175,6 +185,10 @@ class Live:
     def evaluated(self, report: EvalReport) -> None:
         """Print the scores above the bar."""
         self._progress.console.print(str(report), markup=False, highlight=False)
+
+    def note(self, line: str) -> None:
+        """Print it above the bar."""
+        self._progress.console.print(line, markup=False, highlight=False)
 
     def close(self) -> None:
         """Take the bar away and give the cursor back."""

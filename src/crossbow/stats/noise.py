@@ -232,7 +232,7 @@ class NoiseMeter:
             piece.weight, piece.square_weight = found.weight, found.square_weight
             powers = (1, 1, 2, 2, 2)
             piece.sums = [s * share**power for s, power in zip(found.sums, powers, strict=True)]
-        self.gain = gain_of(*self._totals(), self.k)
+            self._see(number)
 
     def state_dict(self) -> dict[str, list[list[float]]]:
         """All that was seen."""
