@@ -131,11 +131,12 @@ def test_a_stopwatch_counts_what_was_not_waited() -> None:
     watch = Stopwatch()
     for waited_s in (5.0, 5.0, 5.01, 5.01):
         watch.round_begins(waited_s)
+        watch.reads(16)
         time.sleep(0.02)
     watch.forget_round()
     watch.round_begins(9.0)
     times = watch.times
-    assert times.rounds == 3
+    assert (times.rounds, times.samples) == (3, 48)
     assert times.waited_s == pytest.approx(0.01)
     assert times.busy_s == pytest.approx(0.05, abs=0.04)
     assert times.since(times) == Times()
@@ -148,6 +149,13 @@ def test_equal_ranks_call_for_no_remark() -> None:
 def test_rounds_that_vary_are_spoken_of() -> None:
     (said,) = remarks([Times(10, 1.0, 0.0, 0.101), Times(10, 1.0, 0.0, 0.2)])
     assert said.startswith("rank 1's rounds vary: 100 +- 100 ms")
+
+
+def test_a_rank_that_hardly_helps_is_spoken_of() -> None:
+    ranks = [Times(10, 1.0, 0.0, 0.1, 1000), Times(10, 1.0, 0.0, 0.1, 30)]
+    (said,) = remarks(ranks)
+    assert said.startswith("rank 1 adds 3.0 % to the others' speed at best: leave it out")
+    assert remarks([times._replace(samples=1000) for times in ranks]) == []
 
 
 def train_by_sma() -> None:

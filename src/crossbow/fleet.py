@@ -258,6 +258,7 @@ class Fleet:
                 self.watch.step_begins(self.mine[self._average.turn])
                 self.reading, batch = stretch, next(batches)
                 self._average.weight = stretch[1] - stretch[0]
+                self._stopwatch.reads(stretch[1] - stretch[0])
                 self.watch.mark(COMPUTE)
                 yield batch
             else:

@@ -28,6 +28,7 @@ class Times(NamedTuple):
     waited_s: float = 0.0
     busy_squares: float = 0.0
     """The sum over rounds of the squares of busy seconds."""
+    samples: int = 0
 
     @property
     def mean_s(self) -> float:
@@ -54,6 +55,7 @@ class Times(NamedTuple):
             self.busy_s - before.busy_s,
             self.waited_s - before.waited_s,
             self.busy_squares - before.busy_squares,
+            self.samples - before.samples,
         )
 
 
@@ -64,6 +66,11 @@ class Stopwatch:
         self.times = Times()
         """Of all rounds so far."""
         self._began: tuple[float, float] | None = None
+        self._samples = 0
+
+    def reads(self, samples: int) -> None:
+        """A learner reads so many samples in this round."""
+        self._samples += samples
 
     def round_begins(self, waited_s: float) -> None:
         """End a round and begin the next one, with all that was ever waited until now."""
@@ -71,9 +78,15 @@ class Stopwatch:
         if self._began:
             waited = waited_s - self._began[1]
             busy = now - self._began[0] - waited
-            rounds, busy_s, all_waited_s, squares = self.times
-            self.times = Times(rounds + 1, busy_s + busy, all_waited_s + waited, squares + busy**2)
-        self._began = now, waited_s
+            rounds, busy_s, all_waited_s, squares, samples = self.times
+            self.times = Times(
+                rounds + 1,
+                busy_s + busy,
+                all_waited_s + waited,
+                squares + busy**2,
+                samples + self._samples,
+            )
+        self._began, self._samples = (now, waited_s), 0
 
     def forget_round(self) -> None:
         """This round's time is not that of training."""
@@ -148,6 +161,8 @@ def better_speeds(shares: Sequence[range], ranks: Sequence[Times]) -> list[float
     return None if better == counts else [1 / seconds for seconds in each]
 
 
+LITTLE = 0.05
+"""By what share a rank has to speed the others up, or it is spoken of."""
 MUCH = 0.15
 """By what share a rank has to be slower, or its rounds to vary, to be spoken of."""
 
@@ -168,6 +183,14 @@ def remarks(ranks: Sequence[Times]) -> list[str]:
         if ranks[idle].idle > MUCH:
             line += f"; rank {idle} waits {ranks[idle].idle:.0%} of its time".replace("%", " %")
         found.append(line)
+    speeds = [times.samples / times.busy_s if times.busy_s else 0.0 for times in ranks]
+    for rank, speed in enumerate(speeds):
+        others = sum(speeds) - speed
+        if speed and others and speed < LITTLE * others:
+            found.append(
+                f"rank {rank} adds {100 * speed / others:.1f} % to the others' speed at best: "
+                "leave it out, with fewer --ranks"
+            )
     for rank, times in enumerate(ranks):
         if times.spread_s > 2 * MUCH * times.mean_s:
             found.append(
