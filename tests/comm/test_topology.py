@@ -43,7 +43,7 @@ def sums_in_rank(specs: list[str]) -> dict:
         return found
 
 
-@pytest.mark.parametrize("world", [2, 3, 4, 6])
+@pytest.mark.parametrize("world", [2, 3, 6])
 def test_every_way_gives_the_flat_sum(world):
     specs = SPECS + [f"torus:rows={r}" for r in range(1, world + 1) if world % r == 0]
     ranks = run_ranks(sums_in_rank, world, specs)
