@@ -1,8 +1,10 @@
 """Between hosts: what is compressed, by which ways it goes, and that nothing is lost."""
 
 import json
+from collections.abc import Callable
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -60,14 +62,15 @@ def sail(sync: str, compress: str, topology: str = "flat") -> dict:
         }
 
 
-def sail_all(cases: list[tuple[str, ...]]) -> dict:
-    with joined(World.from_environment()):  # once for all fleets
-        return {case: sail(*case) for case in cases}
+def all_of(work: Callable[..., Any], cases: list[tuple[str, ...]]) -> dict:
+    """In a rank: what comes of each case, with torch.distributed started once for all fleets."""
+    with joined(World.from_environment()):
+        return {case: work(*case) for case in cases}
 
 
 @pytest.fixture(scope="module")
 def compressed():
-    return run_ranks(sail_all, HOSTS, [*product(METHODS, COMPRESSIONS)], timeout_s=240)
+    return run_ranks(all_of, HOSTS, sail, [*product(METHODS, COMPRESSIONS)], timeout_s=240)
 
 
 def parameters(state: dict, model: nn.Module | None = None) -> torch.Tensor:
@@ -109,10 +112,20 @@ def test_less_is_sent_and_about_the_same_is_learned(compressed, sync, spec):
     assert (parameters(found["moving"]) - parameters(exact["moving"])).norm() < 0.5 * moved
 
 
-def test_topologies_agree_to_rounding():
+def attempt(*case: str) -> dict | str:
+    """In a rank: what comes of a case, or why it is refused."""
+    try:
+        return sail(*case)
+    except InputError as error:
+        return str(error)
+
+
+def test_topologies_agree_to_rounding_and_what_hosts_do_not_fill_is_refused_by_every_rank():
+    unfilled = ("sma", "none", "torus:rows=2")
     cases = [("sma", "none", topology) for topology in TOPOLOGIES]
     cases += [("sma", "powersgd:rank=1", topology) for topology in ("flat", "torus")]
-    for rank in run_ranks(sail_all, (1, 1, 2), cases, timeout_s=240):
+    for rank in run_ranks(all_of, (1, 1, 2), attempt, [unfilled, *cases], timeout_s=240):
+        assert rank[unfilled] == "a torus of 2 rows can't hold 3 hosts: give a divisor of 3"
         for sync, spec, topology in cases:
             found, expected = rank[sync, spec, topology], rank[sync, spec, "flat"]
             assert parameters(found["moving"]) == pytest.approx(
@@ -139,19 +152,13 @@ def descend(compress: str, sync: str) -> list[float]:
         return parameters(fleet.state_dict(), model).tolist()
 
 
-def descend_all(cases: list[tuple[str, str]]) -> list[list[float]]:
-    with joined(World.from_environment()):
-        return [descend(*case) for case in cases]
-
-
 def test_no_move_is_lost():
     """The gradients are the same wherever learners stand: so late moves end where others do."""
     moves = [f"adaptive:lag={lag},gain=2.0,lead=0.5" for lag in (0, 1)]
     cases = [*product(COMPRESSIONS, [*moves, "local_sgd:period=3"])]
-    for found in run_ranks(descend_all, HOSTS, cases, timeout_s=240):
-        for case, end in zip(cases, found, strict=True):
-            exact = found[cases.index(("none", case[1]))]
-            assert end == pytest.approx(exact, abs=1e-6), case
+    for found in run_ranks(all_of, HOSTS, descend, cases, timeout_s=240):
+        for (spec, sync), end in found.items():
+            assert end == pytest.approx(found["none", sync], abs=1e-6), (spec, sync)
 
 
 def go_on(compress: str, sync: str) -> tuple[list[float], list[float]]:
@@ -181,32 +188,12 @@ def go_on(compress: str, sync: str) -> tuple[list[float], list[float]]:
     return ends[0], ends[1]
 
 
-def go_on_all(cases: list[tuple[str, str]]) -> list[tuple[list[float], list[float]]]:
-    with joined(World.from_environment()):
-        return [go_on(*case) for case in cases]
-
-
 def test_a_fleet_that_goes_on_ends_where_it_would_have():
     """What was not said when it was captured is said later."""
     cases = [*product(["none", "onebit", "powersgd:rank=2"], ["sma", "adaptive:gain=1.0"])]
-    for found in run_ranks(go_on_all, HOSTS, cases, timeout_s=240):
-        for case, (whole, resumed) in zip(cases, found, strict=True):
+    for found in run_ranks(all_of, HOSTS, go_on, cases, timeout_s=240):
+        for case, (whole, resumed) in found.items():
             assert resumed == pytest.approx(whole, abs=1e-12 if case[0] == "none" else 0.02), case
-
-
-def refused(route: dict) -> str:
-    model = small_net()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    try:
-        Fleet(model, optimizer, learners=LEARNERS, **route).close()
-    except InputError as error:
-        return str(error)
-    return "taken"
-
-
-def test_a_torus_that_hosts_do_not_fill_is_refused_by_every_rank():
-    answers = run_ranks(refused, (1, 1, 2), {"topology": "torus:rows=2"})
-    assert answers == ["a torus of 2 rows can't hold 3 hosts: give a divisor of 3"] * 4
 
 
 def test_within_a_host_there_is_nothing_to_compress():
