@@ -41,6 +41,15 @@ def test_what_is_saved_is_loaded() -> None:
     assert [p.suffix for p in place().parent.iterdir()] == [".json"]
 
 
+def test_there_is_a_rank_for_each_core_or_for_each_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {3, 1, 2})
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    assert cache.rank_cores("auto") == [1, 2, 3]
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    assert cache.rank_cores("auto") == [1, 2]
+    assert cache.rank_cores("cpu") == [1, 2, 3]
+
+
 @pytest.mark.parametrize("text", ["", "{", "[]", "\x00"])
 def test_a_file_that_can_not_be_read_is_no_plan(text: str) -> None:
     place().parent.mkdir(parents=True)

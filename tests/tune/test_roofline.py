@@ -1,7 +1,9 @@
+import pytest
 import torch
 from torch import nn
 
 from crossbow.averaging.family import adaptive, sma
+from crossbow.tune import memory
 from crossbow.tune.memory import Activations, Footprint, footprint
 from crossbow.tune.roofline import Machine, Pass, Roofline, counting, measure_rank
 
@@ -76,3 +78,9 @@ def test_learners_fit_into_what_is_free() -> None:
     needed = Footprint(learner_bytes=100, rank_bytes=50)
     assert needed.most_learners(ranks=2, free=1000) == (800 - 100) // 100
     assert needed.of(3, ranks=2) == 400
+
+
+def test_more_learners_fit_into_most_of_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "free_bytes", lambda: 1000)
+    needed = Footprint(learner_bytes=100, rank_bytes=50)
+    assert needed.more_learners(torch.device("cpu")) == 8

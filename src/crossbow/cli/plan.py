@@ -2,7 +2,6 @@
 
 import argparse
 import math
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -98,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
             f"batch size {settings.batch_size} is above the {len(task.train)} training samples of "
             f"{task.name}: give 1 to {len(task.train)}"
         )
-    cores = sorted(os.sched_getaffinity(0))
+    cores = cache.rank_cores(settings.device)
     wish = args.precision if args.compiles else f"{args.precision}, eager"
     place = cache.place_of(task.name, task.build_model(), settings, len(cores), wish)
     kept = None if args.refresh or args.critical_batch else cache.load(place)

@@ -54,9 +54,16 @@ def place_of(name: str, model: nn.Module, settings: Config, cores: int, asked: s
     return default_data_dir() / "plans" / f"{name}-{settings.batch_size}-{digest}.json"
 
 
+def rank_cores(device: str) -> list[int]:
+    """The cores that ranks may use, one each: as many as there are GPUs, if these train."""
+    cores = sorted(os.sched_getaffinity(0))
+    gpus = 0 if device == "cpu" else torch.cuda.device_count()
+    return cores[: gpus or len(cores)]
+
+
 def planned_learners(name: str, model: nn.Module, settings: Config, world: World) -> int | None:
     """How many learners a rank has in the plan that was made before; None if there is none."""
-    cores = len(os.sched_getaffinity(0)) if world.size == 1 else world.local_size
+    cores = len(rank_cores(settings.device)) if world.size == 1 else world.local_size
     kept = load(place_of(name, model, settings, cores))
     if kept is None:
         return None
