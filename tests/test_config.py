@@ -36,6 +36,7 @@ OF_EACH_FIELD = {  # one legal value that is not the default
     "device": "cpu",
     "profile": True,
     "log_to": "tensorboard,wandb",
+    "replay": "run-1",
     "run_dir": Path("run"),
     "checkpoint_every_s": 0.0,
     "keep": 1,
@@ -75,6 +76,7 @@ def test_after_resolving_only_what_may_be_none_is_none() -> None:
         "eval_every",
         "time_limit_s",
         "log_to",
+        "replay",
         "run_dir",
         "resume",
     }

@@ -90,6 +90,8 @@ class Config:
     """Write trace.json, a timeline of some rounds of all learners."""
     log_to: str | None = UNSAID
     """Of SINKS, separated by commas."""
+    replay: Path | str | None = UNSAID
+    """A run whose numbers of learners are taken again, each after the same sample."""
     run_dir: Path | str | None = UNSAID
     """Where the run is written; runs/TASK-N, counting up, if unsaid."""
     checkpoint_every_s: float = UNSAID

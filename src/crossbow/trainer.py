@@ -31,7 +31,7 @@ from crossbow.evaluation import Scores, calibrate, evaluate, final_metrics
 from crossbow.fleet import Fleet
 from crossbow.learner import Learner, total_samples
 from crossbow.monitor import trace
-from crossbow.monitor.log import RunLog
+from crossbow.monitor.log import RunLog, learners_of
 from crossbow.monitor.machine import machine
 from crossbow.monitor.meter import Clock, LossMeter
 from crossbow.monitor.progress import Display, EvalReport, TrainReport, choose_display
@@ -210,7 +210,9 @@ class _Run:
         self.total_samples = total_samples(task, settings)
         self.restarts = parse_averaging(settings.sync).restart
         self._watch_noise()
-        self.tuner = _make_tuner(task, settings, fleet) if settings.learners == "auto" else None
+        tunes = settings.learners == "auto" and not settings.replay
+        self.tuner = _make_tuner(task, settings, fleet) if tunes else None
+        self.replayed = learners_of(settings.replay)[1] if settings.replay else {}
         self.learner_changes = 0
         self.needed: Footprint | None = None
         self.samples = 0
@@ -331,6 +333,8 @@ class _Run:
                 self._tune(self.tuner)
             if self.settings.speeds == "auto" and not self.stopped_by:
                 self._follow_speeds()
+        if self.samples in self.replayed:
+            self._resize(self.clock.train_seconds(), self.replayed[self.samples], "replayed")
         if self.restarts and self._has_dropped(before):
             self.fleet.restart()
             self._write("restart", samples=self.samples)
@@ -407,10 +411,15 @@ class _Run:
         tuner.limit(seen[-1])
         move = tuner.observe(*seen[:-1])
         if move:
-            self.fleet.resize(move.learners)
-            self._watch_noise()
-            self.learner_changes += 1
-            self._write("learners", samples=self.samples, seconds=seen[0], **asdict(move))
+            self._resize(seen[0], **asdict(move))
+
+    def _resize(self, seconds: float, learners: int, reason: str) -> None:
+        """Go on with so many learners, and log it: a log can be replayed."""
+        self.fleet.resize(learners)
+        self._watch_noise()
+        self.learner_changes += 1
+        told = {"learners": learners, "reason": reason}
+        self._write("learners", samples=self.samples, seconds=seconds, **told)
 
     def _room(self) -> int:
         """How many learners there is memory for, those at work included."""
@@ -714,6 +723,8 @@ def _first_number(
     task: Task, settings: Config, learner: Learner, world: World, start: Start | None
 ) -> int:
     """How many learners to begin with: if that is to be found, what was found, else one a rank."""
+    if settings.replay and not (start and start.checkpoint):
+        return learners_of(settings.replay)[0]
     if settings.learners != "auto":
         return settings.learners
     if start and start.checkpoint:

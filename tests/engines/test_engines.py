@@ -1,6 +1,7 @@
 """All engines: gradients and trajectories are the sequential one's; what can't run is found."""
 
 import copy
+import json
 from functools import partial
 
 import pytest
@@ -294,3 +295,31 @@ def test_a_compiled_stack_goes_the_same_way(name):
         assert other.step(batches) == pytest.approx(one.step(batches), rel=1e-4)
     assert_close(other.rows(), one.rows(), 1e-3)
     close((one, other))
+
+
+def test_logged_changes_of_the_number_of_learners_are_replayed_bit_for_bit(tmp_path):
+    log = [
+        {"event": "start", "learners": 2},
+        {"event": "learners", "samples": 80, "learners": 4},
+        {"event": "learners", "samples": 240, "learners": 1},
+    ]
+    (tmp_path / "told").mkdir()
+    (tmp_path / "told" / "log.jsonl").write_text("".join(json.dumps(e) + "\n" for e in log))
+    ends = []
+    source = tmp_path / "told"
+    for name in ("one", "two"):
+        run = tmp_path / name
+        settings = {"epochs": 0.3, "batch_size": 10, "replay": source, "run_dir": run}
+        xb.train(xb.tasks.get("mlp-digits"), xb.Config(**settings), quiet=True)
+        written = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+        changes = [(e["samples"], e["learners"]) for e in written if e["event"] == "learners"]
+        assert changes == [(80, 4), (240, 1)]
+        ends.append((run / "model.safetensors").read_bytes())
+        source = run
+    assert ends[0] == ends[1]
+
+
+def test_what_holds_no_log_can_not_be_replayed(tmp_path):
+    config = xb.Config(replay=tmp_path, run_dir=tmp_path / "run")
+    with pytest.raises(xb.InputError, match="can't be replayed: it holds no log of a run"):
+        xb.train(xb.tasks.get("mlp-digits"), config, quiet=True)

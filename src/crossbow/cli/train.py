@@ -175,6 +175,12 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         help="what the text tasks read; given twice: a text and its translation, line by line",
     )
     files.add_argument(
+        "--replay",
+        type=Path,
+        metavar="RUN",
+        help="take the numbers of learners that this run had, each after the same sample",
+    )
+    files.add_argument(
         "--run-dir", type=Path, metavar="DIR", help="default runs/TASK-N, counting up"
     )
     files.add_argument(

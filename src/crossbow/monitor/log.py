@@ -153,6 +153,20 @@ def _end_last_line(path: Path) -> None:
             file.write(b"\n")
 
 
+def learners_of(path: Path | str) -> tuple[int, dict[int, int]]:
+    """How many learners a run began with; and after which samples, to how many that changed."""
+    try:
+        lines = (Path(path) / "log.jsonl").read_text(encoding="utf-8").splitlines()
+        events = [json.loads(line) for line in lines]
+        first = next(int(e["learners"]) for e in events if e["event"] == "start")
+        changes = {
+            int(e["samples"]): int(e["learners"]) for e in events if e["event"] == "learners"
+        }
+    except (OSError, ValueError, KeyError, TypeError, StopIteration) as error:
+        raise InputError(f"{path} can't be replayed: it holds no log of a run") from error
+    return first, changes
+
+
 def _claim(path: Path) -> Path:
     """Make the directory, unless it holds a run."""
     if (path / "log.jsonl").exists():
