@@ -169,7 +169,7 @@ def _closing(plan: "Plan") -> list[tuple[str, str]]:
             "memory",
             f"{plan.footprint.learner_bytes / 1e6:,.1f} MB a learner and "
             f"{plan.footprint.rank_bytes / 1e6:,.1f} MB a rank: {plan.most_learners:,} learners "
-            "at most",
+            "at most, by memory and by the batches of an epoch",
         ),
         *(("note", note) for note in plan.found.notes),
         ("because", plan.reason()),
@@ -201,7 +201,7 @@ class _Progress:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
     def __call__(self, what: str, share: float) -> None:
-        stage = what.partition(":")[0]
+        stage, share = what.partition(":")[0], min(max(share, 0.0), 1.0)
         if self._quiet:
             return
         if self._rewrites:

@@ -163,6 +163,9 @@ class Search:
         self._player, self._space, self._seconds = player, space, seconds
         self._on_progress, self._clock, self._start = on_progress, clock, clock()
         self._speeds: dict[Candidate, list[float]] = {}
+        ways = space.ways()
+        self._plainest = [w for w in ways if replace(ways[0], **_who_of(w)) == w]
+        """Measured however little time there is: there is no advice without them."""
         self._counts: dict[Candidate, int] = {}
         self._notes: list[str] = []
         self._known, self._critical_batch = critical_batch is not None, critical_batch
@@ -188,8 +191,8 @@ class Search:
         for number in range(windows):
             first = number % max(1, len(candidates))
             for one in (*candidates[first:], *candidates[:first]):
-                is_new = one not in self._speeds
-                if is_new and self._speeds and self._left() < self._seconds * FINALS_SHARE:
+                is_extra = one not in self._speeds and one not in self._plainest
+                if is_extra and self._left() < self._seconds * FINALS_SHARE:
                     continue
                 if not is_last or self._left() > 0 or number < WINDOWS:
                     self._time(what, one)
@@ -201,7 +204,7 @@ class Search:
         try:
             speed = self._player.speed(one, self._seconds * WINDOW_SHARE)
         except CrossbowError as error:
-            if one == self._space.ways()[0]:
+            if one == self._plainest[0]:
                 raise  # the plainest of all: there is nothing to plan
             self._fail(one, error)
         else:
@@ -332,6 +335,12 @@ class Search:
         )
         chosen = max(peers, key=self._score, default=ours)
         return Found(trials, chosen, self._critical_batch, tuple(self._notes))
+
+
+def _who_of(way: Candidate) -> dict[str, Any]:
+    """Who trains in this way, but not how it computes."""
+    names = ("learners", "ranks", "threads", "is_ddp")
+    return {name: getattr(way, name) for name in names}
 
 
 def learns_alike(plain: Sequence[float], other: Sequence[float]) -> tuple[bool, str]:
@@ -471,7 +480,11 @@ def make_plan(
     on_progress: Progress,
 ) -> Plan:
     """Measure this machine and choose."""
-    start, cores = time.monotonic(), len(stage.cores)
+    cores = len(stage.cores)
+    on_progress("starting processes", 0.0)
+    for ranks in {1, cores}:  # which takes as long as it takes
+        stage.crew(ranks)
+    start = time.monotonic()
     on_progress("roofline", 0.0)
     roofline, footprint = stage.roofline(Candidate(cores, cores), asked.seconds * ROOFLINE_SHARE)
     room = footprint.most_learners(cores)
