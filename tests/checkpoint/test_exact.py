@@ -109,7 +109,7 @@ def on_ranks(world, *args):
     return found[0][0], together([state for _, state in found])
 
 
-@pytest.mark.parametrize("sync", ["adaptive:lag=1", "sma"])
+@pytest.mark.parametrize("sync", ["adaptive:lag=1", "sma", "easgd:period=2"])
 def test_learners_go_on_bit_for_bit_on_another_number_of_ranks(sync):
     expected, _ = of_a_rank(sync, 0, 5)
     _, captured = on_ranks(2, sync, 0, 2)
@@ -118,7 +118,7 @@ def test_learners_go_on_bit_for_bit_on_another_number_of_ranks(sync):
     assert model == expected
 
 
-@pytest.mark.parametrize("sync", ["adaptive:lag=1", "sma"])
+@pytest.mark.parametrize("sync", ["adaptive:lag=1", "sma", "slowmo:period=2"])
 def test_learners_of_two_hosts_go_on_bit_for_bit_on_two_hosts(sync):
     expected, _ = on_ranks([1, 2], sync, 0, 5)
     _, captured = on_ranks([1, 2], sync, 0, 2)
