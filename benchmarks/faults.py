@@ -35,7 +35,7 @@ from crossbow.checkpoint.folder import CHECKPOINTS, found_in
 from crossbow.monitor.log import effective_lines
 
 LEARNERS, RANKS = 4, 2
-DEADLINE_S = 300.0
+DEADLINE_S = 900.0
 TMPFS_BYTES = 400_000  # holds a run's log, but not three checkpoints
 
 KINDS = (
@@ -56,6 +56,7 @@ def main() -> None:
     parser.add_argument("--events-a-run", type=int, default=4)
     parser.add_argument("--epochs", type=int, default=60)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--minutes", type=float, default=math.inf, help="begin no run after these")
     parser.add_argument("--json", type=Path)
     parser.add_argument(
         "--work", nargs=3, help=argparse.SUPPRESS
@@ -63,20 +64,23 @@ def main() -> None:
     args = parser.parse_args()
     if args.work:
         sys.exit(work(Path(args.work[0]), int(args.work[1]), resume=args.work[2] == "resume"))
-    found = measure(args.events, args.events_a_run, args.epochs, args.seed)
+    found = measure(args.events, args.events_a_run, args.epochs, args.seed, args.minutes)
     print(json.dumps(found["summary"], indent=2))
     if args.json:
         args.json.write_text(json.dumps(found, indent=2) + "\n")
 
 
-def measure(events: int, events_a_run: int, epochs: int, seed: int) -> dict:
+def measure(
+    events: int, events_a_run: int, epochs: int, seed: int, minutes: float = math.inf
+) -> dict:
     """Run under so many events."""
     stream, counts, recoveries = random.Random(seed), Counter(), []
+    last = time.monotonic() + 60 * minutes
     runs = []
     with tempfile.TemporaryDirectory() as folder:
         reference = Path(folder) / "undisturbed"
         subprocess.run(command(reference, epochs, resume=False), check=True, timeout=DEADLINE_S)
-        while sum(counts[kind] for kind in KINDS) < events:
+        while sum(counts[kind] for kind in KINDS) < events and time.monotonic() < last:
             run = Path(folder) / str(len(runs))
             with small_disk(run) if len(runs) % 5 == 4 else contextlib.nullcontext(False) as full:
                 wanted = [stream.choice(KINDS) for _ in range(events_a_run)]
@@ -86,8 +90,13 @@ def measure(events: int, events_a_run: int, epochs: int, seed: int) -> dict:
                 ended = compare(run, reference)
                 happened += ["a sample that is no number"] * ended["reseeded"]
                 counts.update(happened)
-                runs.append({"events": happened, **ended})
-            print(f"{sum(counts.values()):4}  {runs[-1]}", file=sys.stderr, flush=True)
+                runs.append({"events": dict(Counter(happened)), **ended})
+            shown = {k: v for k, v in runs[-1].items() if k != "events"}
+            print(
+                f"{sum(counts[kind] for kind in KINDS):4} events  {shown}",
+                file=sys.stderr,
+                flush=True,
+            )
     return {
         "facts": facts(),
         "settings": {"learners": LEARNERS, "ranks": RANKS, "epochs": epochs, "seed": seed},
