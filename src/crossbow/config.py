@@ -123,6 +123,8 @@ class Config:
         _check_seed(self.seed)
         if self.engine is not None:
             check_choice("engine", self.engine, ENGINES)
+        for name in ("optimizer", "schedule", "sync", "compress", "topology", "device", "log_to"):
+            _check_text(name, getattr(self, name))
         if self.precision is not None:
             check_choice("precision", self.precision, PRECISIONS)
         for name in self.log_to.split(",") if self.log_to else ():
@@ -161,6 +163,12 @@ def _check_count(name: str, value: Any, unit: str, legal: str = "1 or more") -> 
     if value is None or (_is_number(value, int) and value >= 1):
         return
     raise InputError(f"{name} {value} is not possible: give a whole number of {unit}, {legal}")
+
+
+def _check_text(name: str, value: Any) -> None:
+    if value is None or isinstance(value, str) or (name == "optimizer" and callable(value)):
+        return
+    raise InputError(f"{name} {value!r} is not possible: give text")
 
 
 def _check_seed(value: int | None) -> None:

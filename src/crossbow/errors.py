@@ -41,6 +41,6 @@ def check_choice(kind: str, value: str, legal: Iterable[str]) -> str:
     names = list(legal)
     if value in names:
         return value
-    near = difflib.get_close_matches(value, names, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(str(value), names, n=1, cutoff=0.5)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     raise InputError(f"unknown {kind} {value!r}{hint} (legal: {', '.join(names)})")
