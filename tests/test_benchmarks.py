@@ -288,3 +288,29 @@ def test_gpu_engines_writes_down_what_fails_and_goes_on(tmp_path: Path) -> None:
     assert result["checks"][0]["relative_distance"] < 1e-3
     assert ["error" in row for row in result["speeds"]] == [True, True, False, False]
     assert "Traceback" in result["speeds"][0]["traceback"]
+
+
+def test_fuzz_meets_no_error_but_ours(tmp_path: Path) -> None:
+    done = run("fuzz.py", "--cases", "400", "--seconds", "3", "--json", f"{tmp_path}/out")
+    assert done.returncode == 0, done.stderr
+    readers = json.loads((tmp_path / "out").read_text())["readers"]
+    assert len(readers) == 7
+    assert all(reader["refused"] > 0 for reader in readers.values())
+
+
+def test_checkpoint_overhead_compares_runs_with_and_without(tmp_path: Path) -> None:
+    args = ("--rounds", "1", "--seconds", "2.5", "--tasks", "mlp-digits")
+    done = run("checkpoint_overhead.py", *args, "--json", f"{tmp_path}/out")
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "out").read_text())["tasks"]["mlp-digits"]
+    assert found["checkpoint_bytes"] > 4 * 4810
+
+
+@pytest.mark.slow
+def test_runs_under_faults_end_in_the_bits_of_an_undisturbed_one(tmp_path: Path) -> None:
+    args = ("--events", "3", "--events-a-run", "3", "--epochs", "30", "--json", f"{tmp_path}/out")
+    done = run("faults.py", *args)
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "out").read_text())["summary"]
+    assert found["events"] >= 3
+    assert found["runs"] == found["finished"] == found["same_samples"] == found["same_bits"]

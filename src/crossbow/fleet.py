@@ -350,6 +350,7 @@ class Fleet:
             return Captured({}, learners)
         shared = {
             "learners": self.learners,
+            "spans_hosts": self._spans_hosts,
             "averaging": self._average.state_dict(),
             "options": options_of(self.optimizer),
             "ema": self._ema.state_dict() if self._ema else None,
@@ -359,8 +360,9 @@ class Fleet:
     def restore(self, captured: Captured, samples: int) -> list[str]:
         """Go on where a fleet was captured, before the first step; all ranks together.
 
-        With as many learners that is bit for bit. With another number all begin where the model is,
-        which has to be the central model of that fleet, and the answer says what begins anew.
+        With as many learners, on one host or several as before, that is bit for bit. Else all begin
+        where the model is, which has to be the central model of that fleet, and the answer says
+        what begins anew.
 
         Args:
             captured: what was in common, and this rank's learners, those that were there.
@@ -368,7 +370,11 @@ class Fleet:
         """
         shared = captured.shared
         load_options(self.optimizer, shared["options"])
-        if is_same := shared["learners"] == self.learners:
+        before, now = (
+            (shared["learners"], shared["spans_hosts"]),
+            (self.learners, self._spans_hosts),
+        )
+        if is_same := before == now:
             own = [captured.learners[learner] for learner in self.mine]
             self.world.agree(lambda: self._check_fit(captured))
             with torch.no_grad():
@@ -388,6 +394,12 @@ class Fleet:
             return []
         anew = ["the central model's velocity", "the gain", "random streams of new learners"]
         return [*anew, "the moving average"] if self._ema else anew
+
+    @property
+    def _spans_hosts(self) -> bool:
+        """Whether an exchange reduces; to the averaging, each GPU is a host."""
+        on_cpu = next(self.model.parameters()).device.type == "cpu"
+        return self.world.spans_hosts or (self.world.size > 1 and not on_cpu)
 
     def _check_fit(self, captured: Captured) -> None:
         """Refuse what was captured of a fleet that isn't like this one."""

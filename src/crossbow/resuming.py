@@ -4,6 +4,7 @@ With as many learners as before, a run goes on bit for bit, on any number of ran
 number it goes on from the central model, at the very sample, and says what begins anew.
 """
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -79,7 +80,12 @@ def find_start(said: Config, task: str, world: World, refuge: Path | None) -> St
             return None
         if refuge and (refuge / _NAME).exists():
             return _find_in_refuge(refuge)
-        return _find(Path(said.resume), task) if said.resume else None
+        if said.resume:
+            return _find(Path(said.resume), task)
+        if said.run_dir and _was_restarted() and (Path(said.run_dir) / "log.jsonl").exists():
+            checkpoint, warnings = newest(Path(said.run_dir) / CHECKPOINTS)
+            return Start(Path(said.run_dir), checkpoint, warnings)
+        return None
 
     start: Start | None = world.broadcast(world.agree(look))
     return start
@@ -128,6 +134,11 @@ def read_state(
         case {"fleet": dict(fleet), "run": dict(run)}:
             return Captured(fleet, checkpoint.learners(learners)), run
     raise DamagedError(f"{checkpoint.path} is damaged: it says nothing of a run")
+
+
+def _was_restarted() -> bool:
+    """Whether torchrun started this rank again, after it or another one had failed."""
+    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
 
 
 def _find(run: Path, task: str) -> Start:
