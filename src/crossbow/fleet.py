@@ -391,7 +391,8 @@ class Fleet:
         if self._ema and is_same:
             self._ema.load_state_dict(shared["ema"])
         if is_same:
-            return []
+            is_exact = self._route.compression.is_exact or not self._spans_hosts
+            return [] if is_exact else ["residuals of compression"]
         anew = ["the central model's velocity", "the gain", "random streams of new learners"]
         return [*anew, "the moving average"] if self._ema else anew
 

@@ -63,7 +63,11 @@ class World:
         if self.size == 1:
             return [value]
         values: list[Any] = [None] * self.size
-        dist.all_gather_object(values, value)
+        try:
+            dist.all_gather_object(values, value)
+        except RuntimeError as error:  # as torch says that a connection ended
+            reason = " ".join(str(error).split())
+            raise PeerError(f"another rank can't be reached any more: {reason}") from error
         return values
 
     def agree(self, prepare: Callable[[], T]) -> T:
