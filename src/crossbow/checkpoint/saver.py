@@ -4,6 +4,7 @@ To disk now and then. Ranks that a launcher would start again are saved to its s
 and much more often, for that costs a copy: so little is lost when one of them is killed.
 """
 
+import shutil
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -17,6 +18,9 @@ from crossbow.comm.world import World
 
 MEMORY_SHARE = 0.01
 """Of the time, what saving to memory may take."""
+
+MEMORY_ROOM = 0.1
+"""Of the shared memory that is free, what a copy may take; for a moment there are two."""
 
 SHORTEST_INTERVAL_S = 0.25
 BEST_SHARE = 0.1
@@ -57,7 +61,7 @@ class Saver(AbstractContextManager["Saver"]):
         self._writers = [writer for writer in (self._disk, self._memory) if writer]
         self._every_s = every_s
         self._disk_at = self._memory_at = time.monotonic()
-        self._memory_cost_s = 0.0
+        self._memory_cost_s = self._capture_cost_s = 0.0
         self._has_no_memory = False
         self._wanted = [False for _ in self._writers]
         self.has_new_best = False
@@ -78,21 +82,22 @@ class Saver(AbstractContextManager["Saver"]):
 
     def hear(self, said: Sequence[Said]) -> list[str]:
         """Hear what all ranks say; return what went wrong."""
+        problems = []
         for number, writer in enumerate(self._writers):
             outcomes = [one.outcomes[number] for one in said]
-            if writer is self._memory:
-                took = max((o.seconds for o in outcomes if o), default=0.0)
-                self._memory_cost_s = took or self._memory_cost_s
-                self._has_no_memory |= any(o.problem for o in outcomes if o)
+            if writer is self._memory and all(outcomes):
+                problems += self._weigh([outcome for outcome in outcomes if outcome])
             writer.hear(outcomes)
         self._wanted = said[0].wanted
-        return [problem for writer in self._writers if (problem := writer.problem())]
+        return problems + [problem for w in self._writers if (problem := w.problem())]
 
     def save(self, capture: Callable[[], Snapshot]) -> None:
         """Start to save where the first rank wants to; all ranks call this after the same round."""
         if not any(self._wanted):
             return
+        began = time.monotonic()
         snapshot = capture()
+        self._capture_cost_s = time.monotonic() - began
         for writer, is_wanted in zip(self._writers, self._wanted, strict=True):
             if is_wanted:
                 writer.begin(snapshot)
@@ -108,6 +113,16 @@ class Saver(AbstractContextManager["Saver"]):
         self._disk.begin(capture())
         self._finish(self._disk)
         return [problem for problem in [self._disk.problem()] if problem]
+
+    def _weigh(self, outcomes: Sequence[Outcome]) -> list[str]:
+        """Note what a copy in memory costs; make no more if it failed, or takes too much."""
+        self._memory_cost_s = self._capture_cost_s + max(o.seconds for o in outcomes)
+        size = sum(file.num_bytes for outcome in outcomes for file in outcome.files)
+        self._has_no_memory = any(outcome.problem for outcome in outcomes)
+        if self._memory and size > MEMORY_ROOM * shutil.disk_usage(self._memory.parent.parent).free:
+            self._has_no_memory = True
+            return [f"copies of {size:,} bytes are too large for shared memory: disk alone is used"]
+        return []
 
     def _finish(self, writer: Writer) -> None:
         writer.wait()
