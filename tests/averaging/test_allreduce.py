@@ -127,6 +127,7 @@ def beside_ddp(case: str) -> tuple[list[float], list[float]]:
     """In one of two ranks: the weights of all-reduce, and of DDP on the same batches."""
     make, loss, make_optimizer = CASES[case]
     found = []
+    dist.init_process_group("gloo")  # once: the port of a group that ends is not free at once
     for is_ours in (True, False):
         torch.manual_seed(1)
         model = make()
@@ -135,7 +136,6 @@ def beside_ddp(case: str) -> tuple[list[float], list[float]]:
             fleet = Fleet(model, optimizer, xb.allreduce())
             rank, runs = fleet.mine[0], model
         else:
-            dist.init_process_group("gloo")
             rank = dist.get_rank()
             runs = nn.parallel.DistributedDataParallel(model)
         for step in range(10):
