@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -145,21 +145,25 @@ def race(memory: dict[str, Any], entrant: Entrant, goal: Goal, seed: int, port: 
         torch.manual_seed(seed)
         model = task.build_model()
         optimizer = build_optimizer(goal.optimizer, model.parameters(), entrant.lr)
-        make: Callable[..., Racer] = _Ours if entrant.kind == "crossbow" else _Plain
-        racer = make(model, optimizer, task, entrant, goal, world, seed, stack)
-        return _run(racer, model, optimizer, task, entrant, goal, world, seed)
+        start = _Start(model, optimizer, task, entrant, goal, world, seed)
+        make = _Ours if entrant.kind == "crossbow" else _Plain
+        return _run(make(start, stack), start)
 
 
-def _run(
-    racer: Racer,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    task: Task,
-    entrant: Entrant,
-    goal: Goal,
-    world: World,
-    seed: int,
-) -> Finish:
+class _Start(NamedTuple):
+    """What every racer begins with."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    task: Task
+    entrant: Entrant
+    goal: Goal
+    world: World
+    seed: int
+
+
+def _run(racer: Racer, start: _Start) -> Finish:
+    model, optimizer, task, entrant, goal, world, seed = start
     n, reached = len(task.train), task.metric.reached
     rate = _rate(entrant, goal, world, n)
     looks: list[Look] = []
@@ -224,17 +228,8 @@ def _rate(entrant: Entrant, goal: Goal, world: World, n: int) -> schedule.Schedu
 class _Ours:
     """Learners, one a rank."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        task: Task,
-        entrant: Entrant,
-        goal: Goal,
-        world: World,
-        seed: int,
-        stack: ExitStack,
-    ) -> None:
+    def __init__(self, start: _Start, stack: ExitStack) -> None:
+        model, optimizer, task, entrant, goal, _, seed = start
         self.forward = model
         self._fleet = stack.enter_context(
             Fleet(model, optimizer, parse(entrant.sync), ema=goal.half_life)
@@ -257,17 +252,8 @@ class _Ours:
 class _Plain:
     """PyTorch alone, or with DDP around the model."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        task: Task,
-        entrant: Entrant,
-        goal: Goal,
-        world: World,
-        seed: int,
-        stack: ExitStack,
-    ) -> None:
+    def __init__(self, start: _Start, stack: ExitStack) -> None:
+        model, _, task, entrant, goal, world, seed = start
         self._model, self._ema = model, MovingAverage(goal.half_life)
         self._plan = (0, self._whole(task, entrant, goal, world), entrant.batch_size, world.size)
         self._world, self._task, self._seed = world, task, seed
