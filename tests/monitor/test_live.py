@@ -83,14 +83,22 @@ def test_ctrl_c_ends_it_cleanly(tmp_path: Path) -> None:
     run = written(tmp_path / "run", at(1))
     command = [sys.executable, "-m", "crossbow", "report", str(run), "--live"]
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # who starts the tests in the background may have them ignore it
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     ) as process:
         assert process.stdout
         address = process.stdout.readline().split()[0]
         with urllib.request.urlopen(address, timeout=20) as answer:
             assert answer.status == 200
         os.kill(process.pid, signal.SIGINT)
-        _, errors = process.communicate(timeout=20)
+        try:
+            _, errors = process.communicate(timeout=20)
+        finally:
+            process.kill()
     assert (process.returncode, errors) == (0, "")
 
 

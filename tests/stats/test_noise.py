@@ -67,6 +67,7 @@ def test_noise_and_signal_are_found_within_the_stated_error(k: int, scale: float
     assert meter.gain == pytest.approx(gain_of(scale, 1.0, k), rel=0.15)
 
 
+@pytest.mark.slow
 def test_the_stated_error_is_neither_boast_nor_excuse() -> None:
     """Of many repetitions, about as much as a normal distribution has lies within it."""
     scale, within = 10.0, 0
