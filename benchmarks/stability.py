@@ -1,6 +1,6 @@
 """Never unstable: adaptive averaging diverges nowhere that one learner does not.
 
-Claim: over learning rates from a quarter of the recipe's to eight times it, and 2 to 64 learners, on
+Claim: over rates from a quarter of the recipe's to eight times it, and 2 to 64 learners, on
 digits (an MLP and ResNet-8, batch 16, momentum 0.9, constant rate), wherever one learner ends with
 a test loss no worse than knowing nothing, log(10), so do they all. Sixteen times the recipe's rate
 is shown without a claim.
