@@ -63,10 +63,14 @@ class Stopwatch:
     """Adds up the times of rounds; one in which something else happened doesn't count."""
 
     def __init__(self) -> None:
-        self.times = Times()
-        """Of all rounds so far."""
+        self._rounds = self._read = self._samples = 0
+        self._busy_s = self._waited_s = self._squares = 0.0
         self._began: tuple[float, float] | None = None
-        self._samples = 0
+
+    @property
+    def times(self) -> Times:
+        """Of all rounds so far."""
+        return Times(self._rounds, self._busy_s, self._waited_s, self._squares, self._read)
 
     def reads(self, samples: int) -> None:
         """A learner reads so many samples in this round."""
@@ -78,14 +82,11 @@ class Stopwatch:
         if self._began:
             waited = waited_s - self._began[1]
             busy = now - self._began[0] - waited
-            rounds, busy_s, all_waited_s, squares, samples = self.times
-            self.times = Times(
-                rounds + 1,
-                busy_s + busy,
-                all_waited_s + waited,
-                squares + busy**2,
-                samples + self._samples,
-            )
+            self._rounds += 1
+            self._busy_s += busy
+            self._waited_s += waited
+            self._squares += busy * busy
+            self._read += self._samples
         self._began, self._samples = (now, waited_s), 0
 
     def forget_round(self) -> None:
