@@ -252,8 +252,11 @@ class OneLearnersNoise:
     It hardly moves in between, so they are two micro-batches of one place, at no pass of their own.
     """
 
-    EVERY = 32
-    """Steps between two looks, of two steps each: so rarely that small models don't feel it."""
+    EVERY = 8
+    """Steps between two looks, of two steps each, in the beginning."""
+
+    EARLY, RARER = 2048, 4
+    """After so many steps looks come so many times as rarely: small models feel them."""
 
     def __init__(self, parameters: Sequence[Tensor], every: int = EVERY) -> None:
         parameters, self._every = list(parameters), every
@@ -265,13 +268,20 @@ class OneLearnersNoise:
 
     def look(self) -> None:
         """Take note of the gradients that are there, if it is time to; call this in each step."""
-        look, place = divmod(self._step, self._every)
+        look, place = self._place(self._step)
         self._step += 1
         if place < 2:
             piece = look % self._pieces.count
             self._pieces.copy(piece, self._pair[place])
             if place == 1:
                 self.meter.add(piece, *sums_of(self._pair))
+
+    def _place(self, step: int) -> tuple[int, int]:
+        """The number of the look that a step belongs to, and its place in it."""
+        if step < self.EARLY:
+            return divmod(step, self._every)
+        look, place = divmod(step - self.EARLY, self.RARER * self._every)
+        return look + self.EARLY // self._every, place
 
     def state_dict(self) -> dict[str, Any]:
         """All that was seen."""
