@@ -91,13 +91,21 @@ def split(squares: float, square_of_sum: float, k: int) -> tuple[float, float]:
 class Pieces:
     """Cuts gradients into pieces that are looked at in turn."""
 
-    def __init__(self, parameters: Sequence[Tensor], k: int, *, narrow: bool = False) -> None:
+    def __init__(
+        self,
+        parameters: Sequence[Tensor],
+        k: int,
+        *,
+        narrow: bool = False,
+        num_pieces: int = MOST_PIECES,
+    ) -> None:
         """Plan the pieces.
 
         Args:
             parameters: whose gradients are looked at.
             k: how many gradients are seen at a time.
             narrow: whether pieces are as small as the span allows, because they travel far.
+            num_pieces: at most so many, where they aren't narrow.
         """
         self._parameters = list(parameters)
         sizes = [p.numel() for p in self._parameters]
@@ -105,7 +113,7 @@ class Pieces:
         often = int(SPAN / LOOKS_A_SPAN / k)
         most = often if narrow else MOST_STEPS
         steps = max(1, min(most, often, total // SMALLEST_PIECE))
-        self.every = 1 if narrow else max(1, steps // MOST_PIECES)
+        self.every = 1 if narrow else max(1, steps // num_pieces)
         """Steps from one look to the next."""
         self.count = steps // self.every
         edges = [total * piece // self.count for piece in range(self.count + 1)]
@@ -255,12 +263,12 @@ class OneLearnersNoise:
     EVERY = 8
     """Steps between two looks, of two steps each, in the beginning."""
 
-    EARLY, RARER = 2048, 4
+    EARLY, RARER = 1024, 8
     """After so many steps looks come so many times as rarely: small models feel them."""
 
     def __init__(self, parameters: Sequence[Tensor], every: int = EVERY) -> None:
         parameters, self._every = list(parameters), every
-        self._pieces = Pieces(parameters, 2)
+        self._pieces = Pieces(parameters, 2, num_pieces=MOST_STEPS)
         device = parameters[0].device
         self._pair = torch.zeros(2, self._pieces.width, dtype=torch.float32, device=device)
         self.meter = NoiseMeter(self._pieces.count, 2, self._pieces.every)
