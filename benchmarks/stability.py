@@ -1,9 +1,8 @@
 """Never unstable: adaptive averaging diverges nowhere that one learner does not.
 
-Claim: over rates from a quarter of the recipe's to eight times it, and 2 to 64 learners, on
-digits (an MLP and ResNet-8, batch 16, momentum 0.9, constant rate), wherever one learner ends with
-a test loss no worse than knowing nothing, log(10), so do they all. Sixteen times the recipe's rate
-is shown without a claim.
+Claim: over rates from a quarter of the recipe's to far beyond what one learner bears, and 2 to 64
+learners, on digits (an MLP and ResNet-8, batch 16, momentum 0.9, constant rate), wherever one
+learner ends with a test loss no worse than knowing nothing, log(10), so do they all.
 
 Each cell is the worst of the seeds. The loss is that of the central model, its batch-norm
 statistics estimated anew.
@@ -31,7 +30,6 @@ from crossbow.zoo import tasks
 
 RATES = {"mlp-digits": 0.05, "resnet8-digits": 0.05}
 MULTIPLES = (0.25, 0.5, 1, 2, 4, 8, 16)
-CLAIMED_UP_TO = 8
 LEARNERS = (1, 2, 4, 5, 8, 16, 64)
 KNOWS_NOTHING = math.log(10)
 
@@ -92,7 +90,7 @@ def main() -> int:
         cells = "".join(f"{loss:>10.3f}" for loss in line["losses"].values())
         verdict = "" if line["holds"] else "   does not hold"
         print(f"{line['task']:16}{line['multiple']:>8g}{cells}{verdict}")
-    holds = all(line["holds"] for line in lines if line["multiple"] <= CLAIMED_UP_TO)
+    holds = all(line["holds"] for line in lines)
     if args.json:
         settings = {"epochs": args.epochs, "seeds": list(range(args.seeds)), "sync": args.sync}
         write(

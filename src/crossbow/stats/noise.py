@@ -248,8 +248,8 @@ class NoiseMeter:
 
     def load_state_dict(self, state: Mapping[str, list[list[float]]]) -> None:
         """Go on from what was seen before."""
-        for number, (weight, square_weight, *sums) in enumerate(state["pieces"]):
-            piece = self._pieces[number]
+        pairs = zip(self._pieces, state["pieces"], strict=True)
+        for number, (piece, (weight, square_weight, *sums)) in enumerate(pairs):
             piece.weight, piece.square_weight, piece.sums = weight, square_weight, sums
             self._see(number)
 
